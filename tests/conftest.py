@@ -5,11 +5,15 @@ servers of fleet/test_fleet_vllm.py run beside vLLM's scheduler and a long simul
 third server their speeds differ so much that a document may move.
 """
 
+import asyncio
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from forebay.replay.clock.virtual_loop import run
 
 # A busy machine may take seconds for what a quiet one does in milliseconds.
 settings.register_profile(
@@ -35,6 +39,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write", action="store_true", help="write figures that fell into tests/weight.json"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time: a coroutine test whose clock is the real one")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine: in virtual time, unless it is marked `real_time`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if pyfuncitem.get_closest_marker("real_time"):
+        asyncio.run(test)
+    else:
+        run(test)
+    return True
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -15,9 +15,12 @@ from ports import free_ports
 from proxy_processes import BODY, client, proxies, ready, write
 from proxy_stage import DONE, EVENT, SHARED_LOOP, STREAM_HEAD, Call, RawBackend, by_request, chunk
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT on this system"
-)
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(
+        not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT on this system"
+    ),
+]
 
 
 def test_requests_throughout_a_rolling_restart(tmp_path: Path) -> None:
@@ -80,111 +83,102 @@ async def slowly(call: Call) -> None:
         await by_request(call)
 
 
-def test_streams_finish_and_hung_ones_are_given_up(tmp_path: Path) -> None:
+async def test_streams_finish_and_hung_ones_are_given_up(tmp_path: Path) -> None:
     """SIGTERM: /health fails, short streams finish, hung ones are cut after `drain`."""
 
-    async def main() -> None:
-        end = asyncio.Event()
+    end = asyncio.Event()
 
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(EVENT))
-            if b"hangs" in call.body:
-                await call.hung_up()
-            await end.wait()
-            await call.send(chunk(DONE) + b"0\r\n\r\n")
+    async def serve(call: Call) -> None:
+        await call.send(STREAM_HEAD + chunk(EVENT))
+        if b"hangs" in call.body:
+            await call.hung_up()
+        await end.wait()
+        await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-        path = tmp_path / "proxy.yaml"
-        async with RawBackend(serve).running() as backend, proxies(path) as all_:
+    path = tmp_path / "proxy.yaml"
+    async with RawBackend(serve).running() as backend, proxies(path) as all_:
+        write(
+            path,
+            backend.url,
+            listen={"port": 0, "admin_port": 0},
+            timeouts={"drain": "10s"},
+            logs={"format": "json"},
+        )
+        process, url, admin = await all_.start()
+        await ready(admin)
+        async with aiohttp.ClientSession() as session:
+            short, hung = [
+                await session.post(f"{url}/v1/completions", json={"prompt": prompt, "stream": True})
+                for prompt in ("short", "hangs")
+            ]
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            while b"draining" not in (line := await process.stdout.readline()):
+                assert line
+            assert json.loads(line)["message"].startswith("draining: 2 requests, up to 10 s")
+            async with session.get(f"{url}/health") as answer:
+                assert answer.status == 503
+                assert answer.headers["Connection"] == "close"
+            async with session.post(f"{url}/v1/completions", json=BODY) as answer:
+                assert answer.status == 503
+                assert (await answer.json())["error"]["code"] == "draining"
+            end.set()
+            assert (await short.read()).endswith(DONE)
+            with pytest.raises(aiohttp.ClientError):
+                await hung.read()
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert b"ended 1 requests that took too long" in await process.stdout.read()
+
+
+async def test_a_signal_reloads_and_systemd_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.yaml"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(tmp_path / "notify"))
+        told.settimeout(60)
+
+        async def heard() -> list[str]:
+            data = await asyncio.to_thread(told.recv, 4096)
+            return data.decode().split("\n")
+
+        async with RawBackend().running() as backend, proxies(path) as all_:
+            write(path, backend.url, listen={"port": 0, "admin_port": 0})
+            process, _, admin = await all_.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
+            lines = await heard()
+            assert lines[0] == "READY=1"
+            assert f"MAINPID={process.pid}" in lines
             write(
                 path,
                 backend.url,
                 listen={"port": 0, "admin_port": 0},
-                timeouts={"drain": "10s"},
-                logs={"format": "json"},
+                timeouts={"idle": "7s"},
             )
-            process, url, admin = await all_.start()
-            await ready(admin)
-            async with aiohttp.ClientSession() as session:
-                short, hung = [
-                    await session.post(
-                        f"{url}/v1/completions", json={"prompt": prompt, "stream": True}
-                    )
-                    for prompt in ("short", "hangs")
-                ]
-                process.send_signal(signal.SIGTERM)
-                assert process.stdout is not None
-                while b"draining" not in (line := await process.stdout.readline()):
-                    assert line
-                assert json.loads(line)["message"].startswith("draining: 2 requests, up to 10 s")
-                async with session.get(f"{url}/health") as answer:
-                    assert answer.status == 503
-                    assert answer.headers["Connection"] == "close"
-                async with session.post(f"{url}/v1/completions", json=BODY) as answer:
-                    assert answer.status == 503
-                    assert (await answer.json())["error"]["code"] == "draining"
-                end.set()
-                assert (await short.read()).endswith(DONE)
-                with pytest.raises(aiohttp.ClientError):
-                    await hung.read()
+            process.send_signal(signal.SIGHUP)
+            lines = await heard()
+            assert lines[0] == "RELOADING=1"
+            assert int(lines[1].removeprefix("MONOTONIC_USEC=")) > 0
+            lines = await heard()
+            assert lines[:2] == ["READY=1", "STATUS=configuration reloaded (timeouts.idle)"]
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{admin}/drain") as answer,
+            ):
+                assert answer.status == 202
+            assert (await heard())[0] == "STOPPING=1"
             assert await asyncio.wait_for(process.wait(), 60) == 0
-            assert b"ended 1 requests that took too long" in await process.stdout.read()
-
-    asyncio.run(main())
-
-
-def test_a_signal_reloads_and_systemd_is_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "proxy.yaml"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.bind(str(tmp_path / "notify"))
-            told.settimeout(60)
-
-            async def heard() -> list[str]:
-                data = await asyncio.to_thread(told.recv, 4096)
-                return data.decode().split("\n")
-
-            async with RawBackend().running() as backend, proxies(path) as all_:
-                write(path, backend.url, listen={"port": 0, "admin_port": 0})
-                process, _, admin = await all_.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
-                lines = await heard()
-                assert lines[0] == "READY=1"
-                assert f"MAINPID={process.pid}" in lines
-                write(
-                    path,
-                    backend.url,
-                    listen={"port": 0, "admin_port": 0},
-                    timeouts={"idle": "7s"},
-                )
-                process.send_signal(signal.SIGHUP)
-                lines = await heard()
-                assert lines[0] == "RELOADING=1"
-                assert int(lines[1].removeprefix("MONOTONIC_USEC=")) > 0
-                lines = await heard()
-                assert lines[:2] == ["READY=1", "STATUS=configuration reloaded (timeouts.idle)"]
-                async with (
-                    aiohttp.ClientSession() as session,
-                    session.post(f"{admin}/drain") as answer,
-                ):
-                    assert answer.status == 202
-                assert (await heard())[0] == "STOPPING=1"
-                assert await asyncio.wait_for(process.wait(), 60) == 0
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_signals_that_come_as_the_process_ends_do_not_kill_it(tmp_path: Path, workers: int) -> None:
+async def test_signals_that_come_as_the_process_ends_do_not_kill_it(
+    tmp_path: Path, workers: int
+) -> None:
     """`timeout` sends SIGTERM twice."""
 
-    async def main() -> None:
-        path = tmp_path / "proxy.yaml"
-        async with proxies(path) as all_:
-            write(path, "http://127.0.0.1:9", listen={"port": 0, "admin_port": 0})
-            process, _, _ = await all_.start("--workers", str(workers))
-            while process.returncode is None:
-                with suppress(ProcessLookupError):  # send_signal() would take its status away
-                    os.kill(process.pid, signal.SIGTERM)
-                await asyncio.sleep(0.0005)
-            assert process.returncode == 0
-
-    asyncio.run(main())
+    path = tmp_path / "proxy.yaml"
+    async with proxies(path) as all_:
+        write(path, "http://127.0.0.1:9", listen={"port": 0, "admin_port": 0})
+        process, _, _ = await all_.start("--workers", str(workers))
+        while process.returncode is None:
+            with suppress(ProcessLookupError):  # send_signal() would take its status away
+                os.kill(process.pid, signal.SIGTERM)
+            await asyncio.sleep(0.0005)
+        assert process.returncode == 0

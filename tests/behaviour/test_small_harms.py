@@ -15,6 +15,7 @@ from proxy_stage import (
     Stage,
     error_of,
     on_stage,
+    play,
     settle,
     stage,
     whole,
@@ -36,7 +37,6 @@ from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.proxy.telemetry.logs.capture import Capture, Rows, memory_of
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 KEYS = "acme: key-of-acme-0123456789\n"
@@ -48,12 +48,14 @@ FORM = {"content-type": "multipart/form-data; boundary=b"}
 # The path decides whether a body may be a form.
 
 
-def test_json_under_the_header_of_a_form_is_charged_and_salted(tmp_path: Path) -> None:
+async def test_json_under_the_header_of_a_form_is_charged_and_salted(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    tenants = {"keys": str(keys), "known": known, "isolate_cache": True}
+    async with on_stage(None, tenants=tenants) as (on, backends):
+
         async def ask() -> int:
             body = {"input": "x" * 3_600}
             async with on.post(body, path="/v1/embeddings", headers=KEY | FORM) as response:
@@ -62,9 +64,6 @@ def test_json_under_the_header_of_a_form_is_charged_and_salted(tmp_path: Path) -
         assert [await ask() for _ in range(20)] == [200, *[429] * 19]
         (call,) = backends[0].calls
         assert b'"cache_salt"' in call.body
-
-    tenants = {"keys": str(keys), "known": known, "isolate_cache": True}
-    on_stage(scene, None, tenants=tenants)
 
 
 def test_a_form_elsewhere_must_be_one() -> None:
@@ -112,21 +111,19 @@ def test_a_policy_gets_a_tuple() -> None:
 # Memory.
 
 
-def test_a_large_message_on_the_channel_is_not_read() -> None:
+@pytest.mark.real_time
+async def test_a_large_message_on_the_channel_is_not_read() -> None:
     from redis.exceptions import InvalidResponse
 
-    async def main() -> None:
-        reader = asyncio.StreamReader()
-        parser = bounded_parser()(32_768)
-        encoder = SimpleNamespace(decode=lambda value: value)
-        parser.on_connect(SimpleNamespace(_reader=reader, encoder=encoder))
-        reader.feed_data(b"$3\r\nabc\r\n")
-        assert await parser.read_response() == b"abc"
-        reader.feed_data(b"$%d\r\n" % (MOST_BYTES + 1))
-        with pytest.raises(InvalidResponse):
-            await parser.read_response()
-
-    asyncio.run(main())
+    reader = asyncio.StreamReader()
+    parser = bounded_parser()(32_768)
+    encoder = SimpleNamespace(decode=lambda value: value)
+    parser.on_connect(SimpleNamespace(_reader=reader, encoder=encoder))
+    reader.feed_data(b"$3\r\nabc\r\n")
+    assert await parser.read_response() == b"abc"
+    reader.feed_data(b"$%d\r\n" % (MOST_BYTES + 1))
+    with pytest.raises(InvalidResponse):
+        await parser.read_response()
 
 
 def record(number: int, blocks: int) -> RequestRecord:
@@ -176,12 +173,12 @@ LIES = {
 
 
 @pytest.mark.parametrize("kind", LIES)
-def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
+async def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
     async def lies(call: Call) -> None:
         await call.send(LIES[kind])
         call.reset()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(lies) as (on, _):
         for _ in range(5):
             async with on.post() as response:
                 assert response.status == 502
@@ -197,14 +194,13 @@ def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
         text = on.proxy.metrics.text().decode()
         assert f'forebay_upstream_errors_total{{backend="b0",kind="{kind}"}}' in text
 
-    on_stage(scene, lies)
-
 
 # Endings and files.
 
 
-def test_a_proxy_that_stops_does_not_wait_for_servers_that_are_not_there() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_proxy_that_stops_does_not_wait_for_servers_that_are_not_there() -> None:
+    buckets = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    async with on_stage(None, buckets=buckets, hold={"max_requests": 64}) as (on, backends):
         backends[0].healthy = False
         await asyncio.sleep(10)
         clock = asyncio.get_running_loop().time
@@ -221,9 +217,6 @@ def test_a_proxy_that_stops_does_not_wait_for_servers_that_are_not_there() -> No
         assert clock() - began < 1.0
         assert await asyncio.gather(*tasks) == ["draining"] * 20
 
-    buckets = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    on_stage(scene, None, buckets=buckets, hold={"max_requests": 64})
-
 
 @pytest.mark.parametrize("key", ["usage", "metrics"])
 def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, key: str) -> None:
@@ -235,7 +228,7 @@ def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, key: str) -> None:
         raise AssertionError("it has started")
 
     with pytest.raises(InputError, match=r"cannot write .*pipe \(it is a pipe that nobody reads\)"):
-        on_stage(scene, whole, **{key: settings[key]})
+        play(scene, whole, **{key: settings[key]})
 
 
 def test_the_ledger_can_be_a_pipe_that_is_read(tmp_path: Path) -> None:
@@ -250,22 +243,19 @@ def test_the_ledger_can_be_a_pipe_that_is_read(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_reloads_without_a_change_fill_no_log() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend:
-            backends = [{"name": "b0", "url": backend.url, "max_concurrency": 64}]
-            keys = {"listen": {"port": 0, "admin_port": 0}, "backends": backends}
+async def test_reloads_without_a_change_fill_no_log() -> None:
+    async with RawBackend().running() as backend:
+        backends = [{"name": "b0", "url": backend.url, "max_concurrency": 64}]
+        keys = {"listen": {"port": 0, "admin_port": 0}, "backends": backends}
 
-            def load() -> Any:
-                return load_config(None, keys | {"limits": SHARED_LOOP}, {})
+        def load() -> Any:
+            return load_config(None, keys | {"limits": SHARED_LOOP}, {})
 
-            async with stage([backend.url], load=load) as on:
-                await on.proxy.reloader.reload()  # it differs from the stage's own
-                for _ in range(200):
-                    assert await on.proxy.reloader.reload() == "unchanged"
-                assert on.said.count("configuration unchanged") == 1
-                await asyncio.sleep(61)
-                await on.proxy.reloader.reload()
-                assert on.said.count("configuration unchanged") == 2
-
-    run(main())
+        async with stage([backend.url], load=load) as on:
+            await on.proxy.reloader.reload()  # it differs from the stage's own
+            for _ in range(200):
+                assert await on.proxy.reloader.reload() == "unchanged"
+            assert on.said.count("configuration unchanged") == 1
+            await asyncio.sleep(61)
+            await on.proxy.reloader.reload()
+            assert on.said.count("configuration unchanged") == 2

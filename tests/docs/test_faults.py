@@ -9,6 +9,7 @@ import pytest
 from paths import ROOT, TESTS
 
 TABLES = sorted((ROOT / "docs" / "reference").glob("faults*.md"))
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAME = re.compile(r"`((?:Test\w+::)?test_\w+|Test\w+)`")
 
 
@@ -17,9 +18,9 @@ def names_in(path: Path) -> set[str]:
     names = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.ClassDef):
-            methods = [f.name for f in node.body if isinstance(f, ast.FunctionDef)]
+            methods = [f.name for f in node.body if isinstance(f, FUNCTIONS)]
             names |= {node.name, *methods, *(f"{node.name}::{method}" for method in methods)}
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, FUNCTIONS):
             names.add(node.name)
     return names
 

@@ -22,6 +22,7 @@ from proxy_stage import (
     answer,
     error_of,
     on_stage,
+    play,
     settle,
     silent,
     until,
@@ -41,17 +42,15 @@ async def ask(on: Stage) -> Told:
 class TestPatienceOver:
     """503 `draining` for all that has no answer yet, and no backend is asked any more."""
 
-    def test_those_that_are_queued_are_told_and_never_sent(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_those_that_are_queued_are_told_and_never_sent(self) -> None:
+        async with on_stage(silent, **ONE_SLOT) as (on, backends):
             tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
             await until(lambda: on.proxy.driver.shaper.queued("chat") == 2)
             assert await on.proxy.drain(2) == 3
             assert await asyncio.gather(*tasks) == [(503, "draining")] * 3
             assert len(backends[0].calls) == 1
 
-        on_stage(scene, silent, **ONE_SLOT)
-
-    def test_one_that_waits_to_be_tried_again(self) -> None:
+    async def test_one_that_waits_to_be_tried_again(self) -> None:
         async def fails(call: Call) -> None:
             if b"first" not in call.body:
                 await first_is_there.wait()
@@ -59,7 +58,8 @@ class TestPatienceOver:
             else:
                 await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        first_is_there = asyncio.Event()
+        async with on_stage(fails, fails, **ONE_SLOT) as (on, backends):
             holding = asyncio.create_task(on.post({**STREAMED, "user": "first"}).__aenter__())
             await until(lambda: sum(b.open for b in backends) == 1)
             task = asyncio.create_task(ask(on))
@@ -73,11 +73,8 @@ class TestPatienceOver:
             held.release()
             assert sum(len(b.calls) for b in backends) == 2
 
-        first_is_there = asyncio.Event()
-        on_stage(scene, fails, fails, **ONE_SLOT)
-
-    def test_one_whose_body_came_late(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_one_whose_body_came_late(self) -> None:
+        async with on_stage(None) as (on, backends):
             client = await Raw.connect(on)
             client.post(sent=10)
             await until(lambda: on.proxy.app.active == 1)
@@ -89,16 +86,14 @@ class TestPatienceOver:
             assert not backends[0].calls
             client.writer.close()
 
-        on_stage(scene, None)
-
     @pytest.mark.parametrize("begun", [False, True])
-    def test_paths_that_are_not_shaped(self, begun: bool) -> None:
+    async def test_paths_that_are_not_shaped(self, begun: bool) -> None:
         async def tokenize(call: Call) -> None:
             if begun:
                 await call.send(answer(200, WHOLE)[:-9])
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(tokenize, tokenize) as (on, backends):
             task = asyncio.create_task(on.post(path="/tokenize").__aenter__())
             await until(lambda: sum(b.open for b in backends) == 1)
             assert await on.proxy.drain(2) == 1
@@ -107,18 +102,16 @@ class TestPatienceOver:
             assert (await error_of(response))["code"] == "draining"
             assert sum(len(b.calls) for b in backends) == 1
 
-        on_stage(scene, tokenize, tokenize)
-
 
 class TestWholeAnswers:
     @pytest.mark.parametrize("size", [60_000, 4 << 20])
-    def test_a_slow_reader_gets_all_of_it(self, size: int) -> None:
+    async def test_a_slow_reader_gets_all_of_it(self, size: int) -> None:
         """Also what is less than writing waits for."""
 
         async def large(call: Call) -> None:
             await call.send(answer(200, b'{"x":"' + b"x" * size + b'"}'))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(large) as (on, backends):
             client = await Raw.connect(on, receives=4096)
             await little_room(on)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -134,8 +127,6 @@ class TestWholeAnswers:
             assert await client.reader.readexactly(size + 8)
             assert await drained == 0
             client.writer.close()
-
-        on_stage(scene, large)
 
 
 SHARED: dict[str, Any] = {"port": 0, "admin_port": 0, "reuse_port": True}
@@ -171,10 +162,10 @@ class TestHandover:
         on_tls(scene, tmp_path, listen=SHARED, timeouts={"lame_duck": "1s"})
 
     @pytest.mark.parametrize("spare", [0, 1, 2])
-    def test_without_descriptors(self, spare: int) -> None:
+    async def test_without_descriptors(self, spare: int) -> None:
         """For the duplicates of its listening sockets, for those that wait to be accepted."""
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(None, listen=SHARED, timeouts={"lame_duck": "1s"}) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             waiting = [socket.create_connection((host, int(port))) for _ in range(3)]
             next_free = socket.socket()
@@ -188,8 +179,6 @@ class TestHandover:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 for each in waiting:
                     each.close()
-
-        on_stage(scene, None, listen=SHARED, timeouts={"lame_duck": "1s"})
 
     @pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
     def test_one_that_comes_after_the_last_accept(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,5 +213,5 @@ class TestHandover:
                         each.settimeout(10)
                         assert each.recv(9) == b"hello"
 
-        on_stage(scene, None, listen=SHARED, timeouts={"lame_duck": "1s"})
+        play(scene, None, listen=SHARED, timeouts={"lame_duck": "1s"})
         assert len(late) == 8

@@ -16,14 +16,12 @@ from aiohttp.test_utils import make_mocked_request
 from proxy_stage import (
     STREAM_HEAD,
     Call,
-    RawBackend,
-    Stage,
     answer,
     chunk,
     on_stage,
     settle,
 )
-from raw_client import BODY, HOST, POST, Oracle, ask, before_oracle, connected, post
+from raw_client import BODY, HOST, POST, ask, before_oracle, connected, post
 
 from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.api.json_body import parse_any
@@ -136,31 +134,29 @@ class TestSize:
 
 
 class TestUploads:
-    def test_uploads_that_stop_keep_nobody_out(self) -> None:
+    async def test_uploads_that_stop_keep_nobody_out(self) -> None:
         """Large bodies, all but their last byte: small requests are served, of the same address."""
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
-            async with AsyncExitStack() as stack:
-                for _ in range(20):
-                    _, writer = await stack.enter_async_context(connected(on))
-                    writer.write(POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 99_999))
-                await settle()
-                assert on.proxy.app._budget.held <= 2_000_000 * 2 / 3
-                for _ in range(5):
-                    assert (await ask(on, post())).status == 200
+        async with (
+            before_oracle(limits={"queue_bytes": 2_000_000}) as (on, _),
+            AsyncExitStack() as stack,
+        ):
+            for _ in range(20):
+                _, writer = await stack.enter_async_context(connected(on))
+                writer.write(POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 99_999))
+            await settle()
+            assert on.proxy.app._budget.held <= 2_000_000 * 2 / 3
+            for _ in range(5):
+                assert (await ask(on, post())).status == 200
 
-        before_oracle(scene, limits={"queue_bytes": 2_000_000})
-
-    def test_what_came_fast_buys_no_time_for_silence(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_what_came_fast_buys_no_time_for_silence(self) -> None:
+        async with before_oracle() as (on, _):
             began = asyncio.get_running_loop().time()
             head = POST + HOST + b"Content-Length: 10000001\r\n\r\n"
             refused = await ask(on, head + b"x" * 10_000_000)
             assert (refused.status, refused.error["code"]) == (408, "request_timeout")
             assert asyncio.get_running_loop().time() - began < 15  # not 100 s at 100 KB/s
             assert on.proxy.app._budget.held == 0
-
-        before_oracle(scene)
 
 
 USAGE_AT_END = b'"}}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
@@ -176,7 +172,7 @@ def test_an_impossible_usage_is_no_usage(count: object) -> None:
     assert usage_tokens({**known, "prompt_tokens_details": details}) == (7, None, 3)
 
 
-def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing takes four times the size of a body."""
     parsing, most, parse = 0, 0, parse_any
 
@@ -192,12 +188,13 @@ def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("forebay.proxy.app.parse_any", counted)
     large_body = b'{"max_tokens":1,"prompt":"' + b"x" * 2_000_000 + b'"}'
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle(buckets=[{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}]) as (
+        on,
+        _,
+    ):
         answers = await asyncio.gather(*(ask(on, post(body=large_body)) for _ in range(5)))
         assert [answer.status for answer in answers] == [200] * 5
         assert most == 1
-
-    before_oracle(scene, buckets=[{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}])
 
 
 def test_large_objects_have_mappings_of_their_own() -> None:
@@ -278,7 +275,7 @@ def large(size: int, end: bytes = USAGE_AT_END) -> bytes:
 class TestAnswers:
     @pytest.mark.parametrize("framing", ["length", "chunks"])
     @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
-    def test_a_large_one_is_passed_on_as_it_comes(self, framing: str, path: str) -> None:
+    async def test_a_large_one_is_passed_on_as_it_comes(self, framing: str, path: str) -> None:
         """It is whole at the client, and never in the proxy; its usage is learned."""
         body = large(8 * MIB)
         most = 0
@@ -293,8 +290,7 @@ class TestAnswers:
                     await call.send(chunk(body[start : start + 100_000]))
                 await call.send(b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            nonlocal most
+        async with on_stage(serve) as (on, _):
             chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
             async with on.post(chat, path) as response:
                 assert response.status == 200
@@ -308,9 +304,7 @@ class TestAnswers:
             used = on.proxy.metrics.prompt_tokens.of[("b0",)]._value
             assert used == (7 if path.endswith("completions") else 0)
 
-        on_stage(scene, serve)
-
-    def test_nobody_reads_it_and_the_backend_waits(self) -> None:
+    async def test_nobody_reads_it_and_the_backend_waits(self) -> None:
         sent = 0
 
         async def serve(call: Call) -> None:
@@ -320,7 +314,7 @@ class TestAnswers:
                 await call.send(b"x" * (64 << 10))
                 sent += 64 << 10
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, limits={"answer": "70MiB"}) as (on, _):
             async with connected(on) as (_, writer):
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
                 writer.write(POST + HOST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
@@ -328,10 +322,8 @@ class TestAnswers:
                 assert 0 < sent < 30 * MIB  # the kernel's buffers on both sides
             await settle()
 
-        on_stage(scene, serve, limits={"answer": "70MiB"})
-
     @pytest.mark.parametrize("how", ["lost", "aborted", "too long"])
-    def test_a_failure_in_the_middle_breaks_the_framing(self, how: str) -> None:
+    async def test_a_failure_in_the_middle_breaks_the_framing(self, how: str) -> None:
         async def serve(call: Call) -> None:
             whole = answer(200, large(2 * MIB, b'"},"finish_reason":"abort"}]}'))
             if how == "too long":
@@ -342,7 +334,7 @@ class TestAnswers:
             if how == "lost":
                 call.reset()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, limits={"answer": "3MiB"}) as (on, _):
             async with connected(on) as (reader, writer):
                 writer.write(POST + HOST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
                 got = await asyncio.wait_for(reader.read(), 10)
@@ -352,18 +344,14 @@ class TestAnswers:
             assert (length in got.lower()) == (how != "too long")
             assert len(got) < 4 * MIB
 
-        on_stage(scene, serve, limits={"answer": "3MiB"})
-
-    def test_an_event_without_end_is_bounded_by_the_budget(self) -> None:
+    async def test_an_event_without_end_is_bounded_by_the_budget(self) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(b'data: {"choices":[{"text":"'))
             for _ in range(64):
                 await call.send(chunk(b"x" * 65536))
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, limits={"queue_bytes": MIB}) as (on, _):
             async with on.post({"prompt": "x", "stream": True}) as response:
                 assert response.status == 502
             assert on.proxy.app._budget.held == 0
-
-        on_stage(scene, serve, limits={"queue_bytes": MIB})

@@ -106,17 +106,15 @@ def test_the_last_good_addresses_stay_in_use(server: NameServer, how: str) -> No
     assert not server.released.is_set()
 
 
-def test_a_name_that_becomes_known_is_used(server: NameServer) -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend:
-            origin = Origin(f"http://new.test:{backend.url.rpartition(':')[2]}", 5.0)
-            server.unknown.add("new.test")
-            with pytest.raises(NameFault):
-                await origin.ask("GET", "/health", {})
-            server.unknown.clear()
-            response = await origin.ask("GET", "/health", {})
-            assert response.status == 200
-            response.close()
-            origin.close()
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_name_that_becomes_known_is_used(server: NameServer) -> None:
+    async with RawBackend().running() as backend:
+        origin = Origin(f"http://new.test:{backend.url.rpartition(':')[2]}", 5.0)
+        server.unknown.add("new.test")
+        with pytest.raises(NameFault):
+            await origin.ask("GET", "/health", {})
+        server.unknown.clear()
+        response = await origin.ask("GET", "/health", {})
+        assert response.status == 200
+        response.close()
+        origin.close()

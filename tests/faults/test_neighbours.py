@@ -8,34 +8,29 @@ from neighbour_backend import Answers
 from neighbour_scenes import SCENES, GoodClient, set_keys
 from proxy_stage import Call, RawBackend, stage
 
-from forebay.replay.clock.virtual_loop import run
-
 SECONDS = 1.5
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_a_good_client_is_served_beside(name: str) -> None:
+async def test_a_good_client_is_served_beside(name: str) -> None:
     scene = SCENES[name]
     set_keys()
 
-    async def main() -> None:
-        answers = Answers()
+    answers = Answers()
 
-        async def serve(call: Call) -> None:
-            await answers.answer(call.body, call.writer)
+    async def serve(call: Call) -> None:
+        await answers.answer(call.body, call.writer)
 
-        async with (
-            RawBackend(serve).running() as first,
-            RawBackend(serve).running() as second,
-            stage([first.url, second.url], **scene.config) as on,
-        ):
-            abuse: asyncio.Task[Any] = asyncio.ensure_future(scene.run(on.url))
-            await asyncio.sleep(1.0)
-            client = GoodClient(on.url, **scene.good)
-            await client.run(SECONDS)
-            abuse.cancel()
-            await asyncio.gather(abuse, return_exceptions=True)
-        assert client.sent >= 5
-        assert client.statuses == {"good": client.sent}
-
-    run(main())
+    async with (
+        RawBackend(serve).running() as first,
+        RawBackend(serve).running() as second,
+        stage([first.url, second.url], **scene.config) as on,
+    ):
+        abuse: asyncio.Task[Any] = asyncio.ensure_future(scene.run(on.url))
+        await asyncio.sleep(1.0)
+        client = GoodClient(on.url, **scene.good)
+        await client.run(SECONDS)
+        abuse.cancel()
+        await asyncio.gather(abuse, return_exceptions=True)
+    assert client.sent >= 5
+    assert client.statuses == {"good": client.sent}

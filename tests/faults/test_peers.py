@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import on_stage
 from said import Said
 
 from forebay.proxy.core.peers import Peering
@@ -30,7 +30,7 @@ async def gone(exchange: PeerExchange) -> None:
     exchange.turn()
 
 
-def test_four_hundred_proxies_take_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_four_hundred_proxies_take_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sends ten messages a second, for two seconds."""
     settled, settle = 0, Peering.settle
 
@@ -41,7 +41,7 @@ def test_four_hundred_proxies_take_little_time(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Peering, "settle", counted)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None) as (on, _):
         exchange = PeerExchange(on.proxy.driver, [], Said())
         peers = on.proxy.driver.shaper.peering.peers
         turns = round(2 / PERIOD_S)
@@ -57,11 +57,9 @@ def test_four_hundred_proxies_take_little_time(monkeypatch: pytest.MonkeyPatch) 
         assert settled <= 2 / APPLY_S
         await gone(exchange)
 
-    on_stage(scene, None)
 
-
-def test_a_few_proxies_are_heard_at_once() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_few_proxies_are_heard_at_once() -> None:
+    async with on_stage(None) as (on, _):
         exchange = PeerExchange(on.proxy.driver, [], Said())
         peers = on.proxy.driver.shaper.peering.peers
         exchange.heard(message(1, 0))
@@ -72,8 +70,6 @@ def test_a_few_proxies_are_heard_at_once() -> None:
         assert peers.names == ["proxy1", "proxy2"]
         assert exchange.received == 3
         await gone(exchange)
-
-    on_stage(scene, None)
 
 
 class DeadLink:
@@ -88,8 +84,8 @@ class DeadLink:
         raise AssertionError
 
 
-def test_a_server_that_was_never_reached_is_said_once() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_server_that_was_never_reached_is_said_once() -> None:
+    async with on_stage(None) as (on, _):
         link, said = DeadLink(), Said()
         exchange = PeerExchange(on.proxy.driver, [link], said)
         for _ in range(FIRST_TURNS):
@@ -103,11 +99,9 @@ def test_a_server_that_was_never_reached_is_said_once() -> None:
         exchange.turn()
         assert said[1:] == ["share: connected to the other proxies"]
 
-    on_stage(scene, None)
 
-
-def test_a_flood_is_not_even_decoded() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_flood_is_not_even_decoded() -> None:
+    async with on_stage(None) as (on, _):
         exchange = PeerExchange(on.proxy.driver, [], Said())
         for number in range(2 * MOST_MESSAGES):
             exchange.heard(message(1, number))
@@ -116,5 +110,3 @@ def test_a_flood_is_not_even_decoded() -> None:
         exchange.heard(message(1, 3 * MOST_MESSAGES))
         assert exchange.received == MOST_MESSAGES + 1
         await gone(exchange)
-
-    on_stage(scene, None)

@@ -6,7 +6,7 @@
 import json
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import on_stage
 
 LABELS = (
     b'vllm:cache_config_info{num_gpu_blocks="1000",block_size="784"%s} 1.0\n'
@@ -22,17 +22,17 @@ LABELS = (
         (b"", 784_000),
     ],
 )
-def test_the_label_of_the_kv_cache_counts_before_the_product(label: bytes, tokens: int) -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_the_label_of_the_kv_cache_counts_before_the_product(
+    label: bytes, tokens: int
+) -> None:
+    async with on_stage(None) as (on, backends):
         backends[0].metrics = LABELS % label
         link = on.proxy.backends.links["b0"]
         await on.proxy.backends.prober._ask_size(link)
         assert link.kv_tokens == tokens
 
-    on_stage(scene, None)
 
-
-def test_what_agents_send_passes_byte_for_byte() -> None:
+async def test_what_agents_send_passes_byte_for_byte() -> None:
     tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(128)]
     call = {"id": "1", "type": "function", "function": {"name": "f1", "arguments": "{}"}}
     messages = [
@@ -48,9 +48,7 @@ def test_what_agents_send_passes_byte_for_byte() -> None:
     }  # fmt: skip
     body = json.dumps(fields, indent=1).encode()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None) as (on, backends):
         async with on.post(body, path="/v1/chat/completions") as response:
             assert response.status == 200
         assert backends[0].calls[0].body == body
-
-    on_stage(scene, None)

@@ -26,6 +26,7 @@ from proxy_stage import (
     by_request,
     error_of,
     on_stage,
+    play,
     stage,
 )
 
@@ -85,16 +86,14 @@ def run_short(on: Stage, error: OSError) -> Short:
         ([OSError("something")], ConnectFault),
     ],
 )
-def test_whose_fault_it_is(errors: list[OSError], fault: type[Exception]) -> None:
-    async def main() -> None:
-        origin = Origin("http://127.0.0.1:1", 1.0)
-        origin._name.known = [f"127.0.0.{at}" for at in range(1, len(errors) + 1)]
-        origin._loop = Short(origin._loop, *errors)  # type: ignore[assignment]
-        with pytest.raises(fault) as raised:
-            await origin.ask("GET", "/health", {})
-        assert type(raised.value) is fault
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_whose_fault_it_is(errors: list[OSError], fault: type[Exception]) -> None:
+    origin = Origin("http://127.0.0.1:1", 1.0)
+    origin._name.known = [f"127.0.0.{at}" for at in range(1, len(errors) + 1)]
+    origin._loop = Short(origin._loop, *errors)  # type: ignore[assignment]
+    with pytest.raises(fault) as raised:
+        await origin.ask("GET", "/health", {})
+    assert type(raised.value) is fault
 
 
 @pytest.mark.parametrize("host", ["gpu0..svc", "a" * 64])
@@ -109,10 +108,10 @@ def test_a_name_that_cannot_be_looked_up_is_no_connection(host: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
-def test_no_backend_is_blamed(number: int) -> None:
+async def test_no_backend_is_blamed(number: int) -> None:
     """Neither by requests nor by probes; none is asked in its place; then all is as before."""
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(by_request, by_request) as (on, _):
         short = run_short(on, OSError(number, os.strerror(number)))
         for body in [STREAMED, None] * 3:
             asked = short.asked
@@ -136,30 +135,25 @@ def test_no_backend_is_blamed(number: int) -> None:
         async with on.post() as response:
             assert response.status == 200
 
-    on_stage(scene, by_request, by_request)
 
-
-def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends that could not be asked yet are taken in as soon as they can be."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            real = Origin._connect
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend().running())
+        real = Origin._connect
 
-            async def none_left(origin: Origin) -> Any:
-                raise LocalShortage
+        async def none_left(origin: Origin) -> Any:
+            raise LocalShortage
 
-            monkeypatch.setattr(Origin, "_connect", none_left)
-            on = await stack.enter_async_context(stage([backend.url], wait_up=0))
-            await asyncio.sleep(5)
-            assert not any("is unreachable" in line for line in on.said)
-            monkeypatch.setattr(Origin, "_connect", real)
-            await asyncio.sleep(2)
-            async with on.post() as response:
-                assert response.status == 200
-
-    run(main())
+        monkeypatch.setattr(Origin, "_connect", none_left)
+        on = await stack.enter_async_context(stage([backend.url], wait_up=0))
+        await asyncio.sleep(5)
+        assert not any("is unreachable" in line for line in on.said)
+        monkeypatch.setattr(Origin, "_connect", real)
+        await asyncio.sleep(2)
+        async with on.post() as response:
+            assert response.status == 200
 
 
 def test_none_left_to_look_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +343,6 @@ class TestHistogramLog:
             await interval()
             assert len([line for line in on.said if "hlog" in line]) == 1
 
-        on_stage(scene, None, metrics={"hlog": str(path)})
+        play(scene, None, metrics={"hlog": str(path)})
         found = [one for intervals in read_hlog(path).values() for one in intervals]
         assert sum(one.histogram.get_total_count() for one in found) == recorded

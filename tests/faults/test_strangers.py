@@ -5,8 +5,8 @@ import time
 
 import pytest
 from aiohttp.streams import StreamReader
-from proxy_stage import Stage, chunk, settle
-from raw_client import BODY, CLOSE, HOST, POST, Oracle, ask, before_oracle, connected, post
+from proxy_stage import chunk, settle
+from raw_client import BODY, CLOSE, HOST, POST, ask, before_oracle, connected, post
 from said import Said
 
 from forebay.proxy.config.sections import Limits
@@ -20,7 +20,7 @@ class TestShortChunks:
     @pytest.mark.parametrize(
         ("path", "most"), [(b"/v1/completions", 3 * MOST_CHUNKS), (b"/no", MOST_CHUNKS // 2)]
     )
-    def test_parsing_them_ends_soon(
+    async def test_parsing_them_ends_soon(
         self, path: bytes, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A body that is read, and one that is dropped unparsed after a rejection."""
@@ -34,7 +34,7 @@ class TestShortChunks:
 
         monkeypatch.setattr(StreamReader, "end_http_chunk_receiving", counted)
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle() as (on, _):
             async with connected(on) as (reader, writer):
                 head = POST.replace(b"/v1/completions", path) + HOST + CHUNKED + b"\r\n"
                 writer.write(head + chunk(b"x") * 100_000)
@@ -47,10 +47,8 @@ class TestShortChunks:
             assert parsed < most
             assert (await ask(on, post())).status == 200
 
-        before_oracle(scene)
-
-    def test_the_client_is_told(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_the_client_is_told(self) -> None:
+        async with before_oracle() as (on, oracle):
             data = POST + HOST + CHUNKED + b"\r\n" + chunk(b"x") * (MOST_CHUNKS + 100)
             answer = await ask(on, data)
             assert (answer.status, answer.error["code"]) == (400, "bad_http")
@@ -58,24 +56,20 @@ class TestShortChunks:
             assert answer.closes
             assert not oracle.requests
 
-        before_oracle(scene)
-
-    def test_as_many_as_a_json_encoder_writes_are_taken(self) -> None:
+    async def test_as_many_as_a_json_encoder_writes_are_taken(self) -> None:
         """Python's iterencode yields one piece for each value, bracket and comma."""
         body = b'{"max_tokens":1,"prompt":"' + b"x" * 50_000 + b'"}'
         pieces = [bytes([byte]) for byte in body[:1000]]
         pieces += [body[start : start + 70] for start in range(1000, len(body), 70)]
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle(buckets=[{"name": "any", "up_to": 10_000_000}]) as (on, oracle):
             data = b"".join(map(chunk, pieces)) + b"0\r\n\r\n"
             answer = await ask(on, POST + HOST + CLOSE + CHUNKED + b"\r\n" + data)
             assert answer.status == 200
             assert oracle.requests[0].body == body
 
-        before_oracle(scene, buckets=[{"name": "any", "up_to": 10_000_000}])
-
-    def test_each_body_is_counted_for_itself(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_each_body_is_counted_for_itself(self) -> None:
+        async with before_oracle() as (on, _):
             one = b"".join(chunk(bytes([byte])) for byte in BODY) + b"0\r\n\r\n"
             request = POST + HOST + CHUNKED + b"\r\n" + one
             async with connected(on) as (reader, writer):
@@ -86,33 +80,29 @@ class TestShortChunks:
                     length = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0])
                     await reader.readexactly(length)
 
-        before_oracle(scene)
-
 
 class TestWhoseLoad:
     @pytest.mark.parametrize("strangers", [False, True])
-    def test_work_for_strangers_is_no_reason_to_shed(self, strangers: bool) -> None:
+    @pytest.mark.real_time
+    async def test_work_for_strangers_is_no_reason_to_shed(self, strangers: bool) -> None:
         """A loop that is always 80 ms late: shedding helps if known clients make it so."""
 
-        async def main() -> None:
-            spent = 0.0
-            async with Protection(Limits(loop_lag=0.01), Said(), lambda _: None) as protection:
-                if strangers:
-                    protection.strangers_s = lambda: spent
-                for _ in range(8):
-                    began = time.process_time()
-                    while time.process_time() - began < 0.08:
-                        pass
-                    spent += time.process_time() - began
-                    await asyncio.sleep(0)
-                protection.decide()
-                protection.decide()
-                assert protection.shed == (0 if strangers else 2)
+        spent = 0.0
+        async with Protection(Limits(loop_lag=0.01), Said(), lambda _: None) as protection:
+            if strangers:
+                protection.strangers_s = lambda: spent
+            for _ in range(8):
+                began = time.process_time()
+                while time.process_time() - began < 0.08:
+                    pass
+                spent += time.process_time() - began
+                await asyncio.sleep(0)
+            protection.decide()
+            protection.decide()
+            assert protection.shed == (0 if strangers else 2)
 
-        asyncio.run(main())
-
-    def test_what_is_counted(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_what_is_counted(self) -> None:
+        async with before_oracle() as (on, _):
             port, public = on.proxy.app._port, on.proxy.listeners[0][1]
             assert (await ask(on, post())).status == 200
             assert port.rejecting_s == 0.0
@@ -123,5 +113,3 @@ class TestWhoseLoad:
             assert public.parsing_s > parsing_s
             seen = on.proxy.protection.strangers_s()
             assert seen == port.rejecting_s + public.parsing_s
-
-        before_oracle(scene)

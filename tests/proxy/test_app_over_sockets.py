@@ -25,6 +25,7 @@ from proxy_stage import (
     chunk,
     error_of,
     on_stage,
+    play,
     settle,
     silent,
     stage,
@@ -33,7 +34,6 @@ from proxy_stage import (
 )
 
 from forebay.proxy.telemetry.hlog import read_hlog
-from forebay.replay.clock.virtual_loop import run
 
 
 def tells_its_way(response: aiohttp.ClientResponse) -> None:
@@ -45,10 +45,10 @@ def tells_its_way(response: aiohttp.ClientResponse) -> None:
 
 
 class TestPassing:
-    def test_body_and_stream_are_untouched(self) -> None:
+    async def test_body_and_stream_are_untouched(self) -> None:
         body = b'{ "prompt":"h\\u00e9llo",  "stream" : true, "max_tokens":3, "unknown": [1.0]}'
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(None) as (on, backends):
             async with on.post(body) as response:
                 assert response.status == 200
                 assert await response.read() == EVENT + EVENT + USAGE + DONE
@@ -60,20 +60,15 @@ class TestPassing:
                 assert response.headers["server"] == "forebay"
             assert backends[0].calls[0].body == body
 
-        on_stage(scene, None)
-
-    def test_comments_and_odd_cuts_pass(self) -> None:
+    async def test_comments_and_odd_cuts_pass(self) -> None:
         async def in_pieces(call: Call) -> None:
             await call.send(STREAM_HEAD)
             for byte in b": keep-alive\n\n" + EVENT + DONE:
                 await call.send(chunk(bytes([byte])))
             await call.send(b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(STREAMED) as response:
-                assert await response.read() == b": keep-alive\n\n" + EVENT + DONE
-
-        on_stage(scene, in_pieces)
+        async with on_stage(in_pieces) as (on, _), on.post(STREAMED) as response:
+            assert await response.read() == b": keep-alive\n\n" + EVENT + DONE
 
     @pytest.mark.parametrize(
         ("given", "kept"), [("abc-1.X_9", True), ("has space", False), ("x" * 65, False)]
@@ -85,9 +80,9 @@ class TestPassing:
                 assert (got == given) is kept
                 assert f"x-request-id: {got}\r\n" in backends[0].calls[0].head
 
-        on_stage(scene, None)
+        play(scene, None)
 
-    def test_only_allowed_headers_reach_the_backend(self) -> None:
+    async def test_only_allowed_headers_reach_the_backend(self) -> None:
         sent = {
             "authorization": "Bearer k",
             "cookie": "a=b",
@@ -97,7 +92,7 @@ class TestPassing:
             "x-forwarded-for": "1.2.3.4",
         }
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(None) as (on, backends):
             async with on.post(headers=sent) as response:
                 assert response.status == 200
             names = {
@@ -108,42 +103,34 @@ class TestPassing:
                 "authorization", "traceparent", "x-request-id",
             }  # fmt: skip
 
-        on_stage(scene, None)
-
-    def test_usage_teaches_bytes_a_token(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_usage_teaches_bytes_a_token(self) -> None:
+        async with on_stage(None) as (on, _):
             before = on.proxy.app._estimate.bytes_per_token
             async with on.post({"prompt": "x" * 700, "max_tokens": 3}):
                 pass
             assert on.proxy.app._estimate.bytes_per_token > before  # 100 bytes a token, clamped
 
-        on_stage(scene, None)
-
-    def test_backends_own_client_errors_pass_unchanged(self) -> None:
+    async def test_backends_own_client_errors_pass_unchanged(self) -> None:
         body = b'{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}'
 
         async def bad(call: Call) -> None:
             await call.send(answer(400, body))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(bad) as (on, backends):
             async with on.post() as response:
                 assert (response.status, await response.read()) == (400, body)
             assert len(backends[0].calls) == 1
 
-        on_stage(scene, bad)
-
-    def test_routed_paths(self) -> None:
+    async def test_routed_paths(self) -> None:
         async def models(call: Call) -> None:
             await call.send(answer(200, call.head.split(" ")[1].encode()))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(models) as (on, _):
             async with on.client.get(on.url + "/v1/models?x=%2e") as response:
                 assert await response.read() == b"/v1/models?x=."  # the client's own doing
             async with on.client.get(on.url + "/health") as response:
                 assert response.status == 200
                 assert response.headers["x-request-id"]
-
-        on_stage(scene, models)
 
 
 async def raw(on: Stage, data: bytes) -> bytes:
@@ -177,23 +164,21 @@ class TestBadRequests:
             (b"\xff", None),
         ],
     )
-    def test_completions(self, body: bytes, param: str | None) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_completions(self, body: bytes, param: str | None) -> None:
+        async with on_stage(None) as (on, backends):
             async with on.post(body) as response:
                 assert response.status == 400
                 assert (await error_of(response))["param"] == param
             assert not backends[0].calls
 
-        on_stage(scene, None)
-
     @pytest.mark.parametrize("messages", [None, [], "hi", ["hi"], [{"role": "user", "content": 7}]])
-    def test_chat(self, messages: Any) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post({"messages": messages}, "/v1/chat/completions") as response:
-                assert response.status == 400
-                assert (await error_of(response))["param"] == "messages"
-
-        on_stage(scene, None)
+    async def test_chat(self, messages: Any) -> None:
+        async with (
+            on_stage(None) as (on, _),
+            on.post({"messages": messages}, "/v1/chat/completions") as response,
+        ):
+            assert response.status == 400
+            assert (await error_of(response))["param"] == "messages"
 
     @pytest.mark.parametrize(
         "path",
@@ -201,26 +186,24 @@ class TestBadRequests:
          "/v1/load_lora_adapter", "/collective_rpc", "/metrics", "/", "/v1/chat/completions/..",
          "/v1/models;x", "/v1%2fmodels"],
     )  # fmt: skip
-    def test_nothing_else_is_reachable(self, path: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_nothing_else_is_reachable(self, path: str) -> None:
+        async with on_stage(None) as (on, backends):
             request = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
             got = await raw(on, request.encode() + b"content-length: 2\r\n\r\n{}")
             assert got.startswith(b"HTTP/1.1 404 "), got
             assert not backends[0].calls
 
-        on_stage(scene, None)
+    async def test_wrong_method(self) -> None:
+        async with (
+            on_stage(None) as (on, _),
+            on.client.get(on.url + "/v1/completions") as response,
+        ):
+            assert response.status == 405
+            assert response.headers["allow"] == "POST, OPTIONS"
+            assert (await error_of(response))["code"] == "method_not_allowed"
 
-    def test_wrong_method(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.client.get(on.url + "/v1/completions") as response:
-                assert response.status == 405
-                assert response.headers["allow"] == "POST, OPTIONS"
-                assert (await error_of(response))["code"] == "method_not_allowed"
-
-        on_stage(scene, None)
-
-    def test_too_large_is_said_before_the_body_is_read(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_too_large_is_said_before_the_body_is_read(self) -> None:
+        async with on_stage(None, limits={"body": 4096}) as (on, _):
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999\r\n\r\n"
             assert (await raw(on, head)).startswith(b"HTTP/1.1 413 ")
             chunked = (
@@ -228,15 +211,14 @@ class TestBadRequests:
             )
             assert (await raw(on, chunked + chunk(b"x" * 5000))).startswith(b"HTTP/1.1 413 ")
 
-        on_stage(scene, None, limits={"body": 4096})
-
-    def test_slow_body_and_slow_headers(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_slow_body_and_slow_headers(self) -> None:
+        async with on_stage(None, timeouts={"client_body": "1s", "client_headers": "1s"}) as (
+            on,
+            _,
+        ):
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"
             assert (await raw(on, head)).startswith(b"HTTP/1.1 408 ")
             assert (await raw(on, b"POST /v1/comp")).startswith(b"HTTP/1.1 408 ")
-
-        on_stage(scene, None, timeouts={"client_body": "1s", "client_headers": "1s"})
 
     @pytest.mark.parametrize(
         ("head", "status"),
@@ -249,8 +231,8 @@ class TestBadRequests:
             (b"expect: miracles\r\ncontent-length: 2\r\n", 417),
         ],
     )
-    def test_bad_http_is_answered_in_json_and_closed(self, head: bytes, status: int) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_bad_http_is_answered_in_json_and_closed(self, head: bytes, status: int) -> None:
+        async with on_stage(None) as (on, backends):
             request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"
             got = await raw(on, request + b"0\r\n\r\n")
             first, _, body = got.partition(b"\r\n\r\n")
@@ -259,13 +241,11 @@ class TestBadRequests:
             assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
             assert not backends[0].calls
 
-        on_stage(scene, None)
-
-    def test_a_smuggled_request_stays_a_body(self) -> None:
+    async def test_a_smuggled_request_stays_a_body(self) -> None:
         """A chunked body of a client is framed anew: the backend sees one request."""
         inner = b'{"prompt":"0\\r\\n\\r\\nGET /v1/smuggled HTTP/1.1\\r\\n\\r\\n"}'
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(None) as (on, backends):
             head = (
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
                 b"transfer-encoding: chunked\r\n\r\n"
@@ -277,26 +257,21 @@ class TestBadRequests:
             assert "transfer-encoding" not in call.head.lower()
             assert call.head.lower().count("content-length") == 1
 
-        on_stage(scene, None)
+    async def test_expect_is_answered_after_the_decision(self) -> None:
+        async with on_stage(None) as (on, _), on.post(expect100=True) as response:
+            assert response.status == 200
 
-    def test_expect_is_answered_after_the_decision(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(expect100=True) as response:
-                assert response.status == 200
-
-        on_stage(scene, None)
-
-    def test_a_prompt_beyond_every_bucket(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post({"prompt": [7] * 150_000}) as response:
-                assert response.status == 400
-                error = await error_of(response)
-                assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-
-        on_stage(scene, None)
+    async def test_a_prompt_beyond_every_bucket(self) -> None:
+        async with (
+            on_stage(None) as (on, _),
+            on.post({"prompt": [7] * 150_000}) as response,
+        ):
+            assert response.status == 400
+            error = await error_of(response)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
-def test_equal_ids_at_one_time_differ_at_the_server() -> None:
+async def test_equal_ids_at_one_time_differ_at_the_server() -> None:
     """vLLM up to 0.11 mixes up two requests of one id."""
     together = asyncio.Event()
 
@@ -304,7 +279,8 @@ def test_equal_ids_at_one_time_differ_at_the_server() -> None:
         await together.wait()
         await whole(call)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(waits) as (on, backends):
+
         async def ask(path: str) -> str:
             async with on.post(path=path, headers={"x-request-id": "same"}) as response:
                 await response.read()
@@ -321,60 +297,48 @@ def test_equal_ids_at_one_time_differ_at_the_server() -> None:
         assert ids[3] == "same"
         assert not len(on.proxy.app._telemetry._ids)
 
-    on_stage(scene, waits)
-
 
 class TestBeforeTheFirstByte:
     @pytest.mark.parametrize("fault", faults())
-    def test_another_backend_answers(self, fault: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_another_backend_answers(self, fault: str) -> None:
+        # The first of two idle backends is asked first.
+        async with on_stage(faults()[fault], stream) as (on, backends):
             async with on.post(STREAMED) as response:
                 assert response.status == 200
                 assert await response.read() == EVENT + EVENT + USAGE + DONE
                 assert response.headers["x-forebay-backend"] == "b1"
             assert [len(b.calls) for b in backends] == [1, 1]
 
-        # The first of two idle backends is asked first.
-        on_stage(scene, faults()[fault], stream)
-
     @pytest.mark.parametrize(
         ("fault", "status"),
         [("reset", 502), ("close", 502), ("busy", 503), ("limited", 429), ("broken", 500),
          ("busy_in_stream", 503), ("no_event", 502), ("nonsense", 502)],
     )  # fmt: skip
-    def test_alone_it_fails_in_the_right_way(self, fault: str, status: int) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(STREAMED) as response:
-                assert response.status == status
-                assert response.headers["x-request-id"]
-                if fault == "limited":
-                    assert response.headers["retry-after"] == "7"
-                if status == 502:
-                    assert (await error_of(response))["code"] == "upstream_error"
+    async def test_alone_it_fails_in_the_right_way(self, fault: str, status: int) -> None:
+        async with on_stage(faults()[fault]) as (on, _), on.post(STREAMED) as response:
+            assert response.status == status
+            assert response.headers["x-request-id"]
+            if fault == "limited":
+                assert response.headers["retry-after"] == "7"
+            if status == 502:
+                assert (await error_of(response))["code"] == "upstream_error"
 
-        on_stage(scene, faults()[fault])
-
-    def test_both_fail_once_each(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_both_fail_once_each(self) -> None:
+        async with on_stage(faults()["reset"], faults()["reset"]) as (on, backends):
             async with on.post() as response:
                 assert response.status == 502
             assert [len(b.calls) for b in backends] == [1, 1]
 
-        on_stage(scene, faults()["reset"], faults()["reset"])
-
-    def test_an_answer_aborted_by_shutdown_is_asked_for_again(self) -> None:
+    async def test_an_answer_aborted_by_shutdown_is_asked_for_again(self) -> None:
         async def aborted(call: Call) -> None:
             body = b'{"choices":[{"index":0,"text":" ","finish_reason":"abort"}]}'
             await call.send(answer(200, body))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post() as response:
-                assert await response.read() == WHOLE
+        async with on_stage(aborted, whole) as (on, _), on.post() as response:
+            assert await response.read() == WHOLE
 
-        on_stage(scene, aborted, whole)
-
-    def test_no_first_byte_is_a_timeout_and_not_retried(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_no_first_byte_is_a_timeout_and_not_retried(self) -> None:
+        async with on_stage(silent, stream, timeouts={"first_token": "5s"}) as (on, backends):
             async with on.post(STREAMED) as response:
                 assert response.status == 504
                 assert (await error_of(response))["code"] == "upstream_timeout"
@@ -383,53 +347,42 @@ class TestBeforeTheFirstByte:
             assert [len(b.calls) for b in backends] == [1, 0]
             assert backends[0].open == 0  # it was hung up on
 
-        on_stage(scene, silent, stream, timeouts={"first_token": "5s"})
-
-    def test_redirects_are_not_followed(self) -> None:
+    async def test_redirects_are_not_followed(self) -> None:
         async def away(call: Call) -> None:
             await call.send(answer(302, b"", "location: http://127.0.0.1:1/"))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post() as response:
-                assert response.status == 502
-                tells_its_way(response)
+        async with on_stage(away) as (on, _), on.post() as response:
+            assert response.status == 502
+            tells_its_way(response)
 
-        on_stage(scene, away)
-
-    def test_where_it_was_sent_is_told_to_debuggers_only(self) -> None:
+    async def test_where_it_was_sent_is_told_to_debuggers_only(self) -> None:
         async def away(call: Call) -> None:
             await call.send(answer(302, b"", "location: http://127.0.0.1:1/"))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post() as response:
-                assert response.headers["x-forebay-queue-ms"]
-                assert "x-forebay-backend" not in response.headers
-                assert "x-forebay-predicted-ms" not in response.headers
+        async with on_stage(away, debug_headers=False) as (on, _), on.post() as response:
+            assert response.headers["x-forebay-queue-ms"]
+            assert "x-forebay-backend" not in response.headers
+            assert "x-forebay-predicted-ms" not in response.headers
 
-        on_stage(scene, away, debug_headers=False)
-
-    def test_a_backend_that_is_gone_is_taken_out(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                dead, alive = RawBackend(), RawBackend()
-                async with dead.running(), alive.running():
-                    on = await stack.enter_async_context(stage([dead.url, alive.url]))
-                async with alive.running(int(alive.url.rsplit(":", 1)[1])):
-                    for _ in range(4):
-                        async with on.post() as response:
-                            assert response.status == 200
-                    await asyncio.sleep(3)
-                    assert any("b0 is down" in line for line in on.said)
-                await settle()
-                on.assert_nothing_held()
-
-        run(main())
+    async def test_a_backend_that_is_gone_is_taken_out(self) -> None:
+        async with AsyncExitStack() as stack:
+            dead, alive = RawBackend(), RawBackend()
+            async with dead.running(), alive.running():
+                on = await stack.enter_async_context(stage([dead.url, alive.url]))
+            async with alive.running(int(alive.url.rsplit(":", 1)[1])):
+                for _ in range(4):
+                    async with on.post() as response:
+                        assert response.status == 200
+                await asyncio.sleep(3)
+                assert any("b0 is down" in line for line in on.said)
+            await settle()
+            on.assert_nothing_held()
 
 
 class TestMidStream:
     @pytest.mark.parametrize("cut", cuts())
-    def test_is_never_a_clean_end(self, cut: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_is_never_a_clean_end(self, cut: str) -> None:
+        async with on_stage(cuts()[cut], stream, timeouts={"idle": "3s"}) as (on, backends):
             got = b""
             async with on.post(STREAMED) as response:
                 assert response.status == 200
@@ -444,12 +397,12 @@ class TestMidStream:
             assert [b.open for b in backends] == [0, 0]
             assert len(backends[1].calls) == 0  # never replayed
 
-        on_stage(scene, cuts()[cut], stream, timeouts={"idle": "3s"})
-
 
 class TestClientsThatLeave:
-    def test_queued_is_never_sent(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_queued_is_never_sent(self) -> None:
+        buckets = [{"name": "chat", "up_to": 5000, "max_queue": 4, "max_wait": "60s"}]
+        async with on_stage(silent, slots=1, buckets=buckets) as (on, backends):
+
             async def ask() -> None:
                 async with on.post(STREAMED) as response:
                     await response.read()
@@ -467,16 +420,14 @@ class TestClientsThatLeave:
             assert len(backends[0].calls) == 1
             on.assert_nothing_held()
 
-        buckets = [{"name": "chat", "up_to": 5000, "max_queue": 4, "max_wait": "60s"}]
-        on_stage(scene, silent, slots=1, buckets=buckets)
-
     @pytest.mark.parametrize("turns", range(0, 60, 3))
     @pytest.mark.parametrize("serve", ["stream", "retry", "whole"])
-    def test_at_every_turn_of_the_loop(self, turns: int, serve: str) -> None:
+    async def test_at_every_turn_of_the_loop(self, turns: int, serve: str) -> None:
         """A request that is cancelled at any stage releases everything."""
         first = {"stream": stream, "retry": faults()["busy"], "whole": whole}[serve]
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(first, stream) as (on, _):
+
             async def ask() -> None:
                 async with on.post({"prompt": "x"} if serve == "whole" else STREAMED) as response:
                     await response.read()
@@ -488,15 +439,13 @@ class TestClientsThatLeave:
             await asyncio.gather(task, return_exceptions=True)
             await settle()
 
-        on_stage(scene, first, stream)
-
-    def test_a_reader_that_does_not_read(self) -> None:
+    async def test_a_reader_that_does_not_read(self) -> None:
         async def flood(call: Call) -> None:
             await call.send(STREAM_HEAD)
             while not call.writer.is_closing():
                 await call.send(chunk(EVENT * 500))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(flood, timeouts={"client_write": "2s"}) as (on, backends):
             host, port = on.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port), limit=1024)
             body = json.dumps(STREAMED).encode()
@@ -511,12 +460,11 @@ class TestClientsThatLeave:
             assert backends[0].open == 0
             on.assert_nothing_held()
 
-        on_stage(scene, flood, timeouts={"client_write": "2s"})
-
 
 class TestLoad:
-    def test_a_full_queue_is_refused_at_once(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_full_queue_is_refused_at_once(self) -> None:
+        async with on_stage(silent, **ONE_SLOT) as (on, _):
+
             async def ask() -> None:
                 async with on.post(STREAMED) as response:
                     await response.read()
@@ -534,10 +482,9 @@ class TestLoad:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        on_stage(scene, silent, **ONE_SLOT)
+    async def test_waiting_too_long_is_refused_in_the_end(self) -> None:
+        async with on_stage(silent, **ONE_SLOT, timeouts={"keep_alive": "0s"}) as (on, _):
 
-    def test_waiting_too_long_is_refused_in_the_end(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
             async def ask(status: list[int]) -> None:
                 async with on.post(STREAMED) as response:
                     status.append(response.status)
@@ -550,10 +497,8 @@ class TestLoad:
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
 
-        on_stage(scene, silent, **ONE_SLOT, timeouts={"keep_alive": "0s"})
-
-    def test_a_client_with_less_patience(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_client_with_less_patience(self) -> None:
+        async with on_stage(silent, **ONE_SLOT) as (on, _):
             first = asyncio.create_task(on.post(STREAMED).__aenter__())
             await asyncio.sleep(0.1)
             async with on.post(STREAMED, headers={"x-request-timeout": "0.001"}) as response:
@@ -564,42 +509,37 @@ class TestLoad:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
 
-        on_stage(scene, silent, **ONE_SLOT)
-
 
 class TestLife:
-    def test_a_backend_that_comes_up_late(self) -> None:
-        async def main() -> None:
-            late = RawBackend()
-            async with late.running():
-                port = int(late.url.rsplit(":", 1)[1])
-            async with stage([late.url], wait_up=0) as on:
+    async def test_a_backend_that_comes_up_late(self) -> None:
+        late = RawBackend()
+        async with late.running():
+            port = int(late.url.rsplit(":", 1)[1])
+        async with stage([late.url], wait_up=0) as on:
+            await asyncio.sleep(2)
+            assert sum("is unreachable" in line for line in on.said) == 1
+            async with on.post() as response:
+                assert response.status == 503
+                assert response.headers["retry-after"]
+                assert (await error_of(response))["code"] == "no_backend_available"
+            for path, status in (("/readyz", 503), ("/healthz", 200)):
+                async with on.client.get(on.proxy.admin_url + path) as response:
+                    assert response.status == status
+            async with late.running(port):
                 await asyncio.sleep(2)
-                assert sum("is unreachable" in line for line in on.said) == 1
                 async with on.post() as response:
-                    assert response.status == 503
-                    assert response.headers["retry-after"]
-                    assert (await error_of(response))["code"] == "no_backend_available"
-                for path, status in (("/readyz", 503), ("/healthz", 200)):
-                    async with on.client.get(on.proxy.admin_url + path) as response:
-                        assert response.status == status
-                async with late.running(port):
-                    await asyncio.sleep(2)
-                    async with on.post() as response:
-                        assert response.status == 200
-                    async with on.client.get(on.proxy.admin_url + "/readyz") as response:
-                        assert response.status == 200
-                assert any("b0 is up" in line for line in on.said)
+                    assert response.status == 200
+                async with on.client.get(on.proxy.admin_url + "/readyz") as response:
+                    assert response.status == 200
+            assert any("b0 is up" in line for line in on.said)
 
-        run(main())
-
-    def test_draining_lets_streams_run_out(self) -> None:
+    async def test_draining_lets_streams_run_out(self) -> None:
         async def slow(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(EVENT))
             await asyncio.sleep(5)
             await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(slow) as (on, _):
             async with on.post(STREAMED) as response:
                 drained = asyncio.create_task(on.proxy.drain(30))
                 await asyncio.sleep(1)
@@ -611,8 +551,6 @@ class TestLife:
                 assert await response.read() == EVENT + DONE
             assert await drained == 0
 
-        on_stage(scene, slow)
-
     def test_the_histogram_log_of_ttft(self, tmp_path: Path) -> None:
         path = tmp_path / "ttft.hlog"
 
@@ -622,12 +560,12 @@ class TestLife:
                     await response.read()
                 await asyncio.sleep(1)
 
-        on_stage(scene, None, metrics={"hlog": str(path)})
+        play(scene, None, metrics={"hlog": str(path)})
         intervals = read_hlog(path)["ttft.chat"]
         assert sum(i.histogram.get_total_count() for i in intervals) == 3
 
-    def test_admin_pages(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_admin_pages(self) -> None:
+        async with on_stage(None) as (on, _):
             async with on.post() as response:
                 assert response.status == 200
             admin = on.proxy.admin_url
@@ -661,5 +599,3 @@ class TestLife:
             async with on.client.post(admin + "/drain") as response:
                 assert response.status == 202
             assert on.proxy.stop.is_set()
-
-        on_stage(scene, None)

@@ -3,13 +3,13 @@
 import json
 from typing import Any
 
-from proxy_stage import RawBackend, Stage, on_stage, settle, silent
+from proxy_stage import Stage, on_stage, settle, silent
 
 LONG = {"prompt": "word " * 60_000, "max_tokens": 3}
 
 
-def test_long_prompts_pass_at_once_and_are_counted() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_long_prompts_pass_at_once_and_are_counted() -> None:
+    async with on_stage(silent, silent, mode="observe") as (on, backends):
         import asyncio
 
         tasks = [asyncio.create_task(read(on, i)) for i in range(12)]
@@ -32,11 +32,9 @@ def test_long_prompts_pass_at_once_and_are_counted() -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    on_stage(scene, silent, silent, mode="observe")
 
-
-def test_a_reload_begins_to_shape() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_reload_begins_to_shape() -> None:
+    async with on_stage(silent, silent, mode="observe") as (on, backends):
         import asyncio
 
         def load() -> Any:
@@ -50,8 +48,6 @@ def test_a_reload_begins_to_shape() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    on_stage(scene, silent, silent, mode="observe")
 
 
 async def read(on: Stage, number: int) -> None:

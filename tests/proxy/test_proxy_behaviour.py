@@ -17,7 +17,6 @@ from proxy_stage import (
     USAGE,
     WHOLE,
     Call,
-    RawBackend,
     Stage,
     answer,
     by_request,
@@ -81,13 +80,15 @@ def bucket(max_queue: int, max_wait: str) -> list[dict[str, Any]]:
 class TestALimitOfEight:
     @MODES
     @pytest.mark.parametrize("slots", [(8,), (4, 4), (6, 2)])
-    def test_of_24_at_once_exactly_eight_are_served(
+    async def test_of_24_at_once_exactly_eight_are_served(
         self, body: dict[str, Any], slots: tuple[int, ...]
     ) -> None:
         both = [0, 0]
         counting = [Counting(both) for _ in slots]
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(
+            *(one.serve for one in counting), slots=slots, buckets=bucket(4, "1s")
+        ) as (on, _):
             got = await asks(on, body, 24)
             assert Counter(status for status, _, _ in got) == {200: 8, 429: 16}
             refused = [(round(took, 1), told) for status, took, told in got if status == 429]
@@ -96,22 +97,18 @@ class TestALimitOfEight:
             assert both[1] == 8
             assert [one.most for one in counting] == list(slots)
 
-        on_stage(scene, *(one.serve for one in counting), slots=slots, buckets=bucket(4, "1s"))
-
     @MODES
-    def test_with_room_in_the_queue_all_are_served_eight_at_a_time(
+    async def test_with_room_in_the_queue_all_are_served_eight_at_a_time(
         self, body: dict[str, Any]
     ) -> None:
         both = [0, 0]
         counting = Counting(both)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(counting.serve, slots=8, buckets=bucket(64, "60s")) as (on, _):
             got = await asks(on, body, 24)
             assert [status for status, _, _ in got] == [200] * 24
             assert both[1] == 8
             assert sorted(round(took) for _, took, _ in got) == [5] * 8 + [10] * 8 + [15] * 8
-
-        on_stage(scene, counting.serve, slots=8, buckets=bucket(64, "60s"))
 
 
 PREFILL_S = 4.0
@@ -121,7 +118,7 @@ class TestAClientThatLeaves:
     """Half a second into a prefill of four: the backend must know before the prefill is over."""
 
     @pytest.mark.parametrize("case", ["after headers", "before headers", "decode", "whole"])
-    def test_is_known_at_once(self, case: str) -> None:
+    async def test_is_known_at_once(self, case: str) -> None:
         closed: list[float] = []
 
         async def begins(call: Call) -> None:
@@ -134,7 +131,7 @@ class TestAClientThatLeaves:
             closed.append(now())
             leaving.cancel()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(begins) as (on, backends):
             body = PLAIN if case == "whole" else STREAMED
 
             async def ask() -> None:
@@ -151,21 +148,19 @@ class TestAClientThatLeaves:
             assert closed[0] - left_at < 0.05
             on.assert_nothing_held()
 
-        on_stage(scene, begins)
-
 
 class TestAFleetThatRefuses:
     """Every backend answers every request with the same error."""
 
     @pytest.mark.parametrize("status", [429, 500, 503])
     @pytest.mark.parametrize("together", [True, False], ids=["at once", "in turn"])
-    def test_is_asked_once_for_each_request(self, status: int, together: bool) -> None:
+    async def test_is_asked_once_for_each_request(self, status: int, together: bool) -> None:
         body = b'{"error":{"message":"no","type":"x","param":null,"code":null}}'
 
         async def refuses(call: Call) -> None:
             await call.send(answer(status, body))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(refuses, refuses) as (on, backends):
             got: list[tuple[int, float, bool]] = []
             if together:
                 got = await asks(on, STREAMED, 20)
@@ -179,9 +174,7 @@ class TestAFleetThatRefuses:
             assert sum(len(b.calls) for b in backends) <= 21
             assert all(b.calls for b in backends)
 
-        on_stage(scene, refuses, refuses)
-
-    def test_one_that_serves_again_is_asked_for_what_the_other_refuses(self) -> None:
+    async def test_one_that_serves_again_is_asked_for_what_the_other_refuses(self) -> None:
         serves: list[Any] = [busy, busy]
 
         def nth(index: int) -> Any:
@@ -190,7 +183,7 @@ class TestAFleetThatRefuses:
 
             return serve
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(nth(0), nth(1)) as (on, backends):
             assert [s for s, _, _ in await asks(on, STREAMED, 2)] == [503, 503]
             serves[1] = by_request
             got: list[int] = []
@@ -201,10 +194,8 @@ class TestAFleetThatRefuses:
             assert got[first:] == [200] * (8 - first)
             assert len(backends[0].calls) > 2  # refused there, and then served by the other one
 
-        on_stage(scene, nth(0), nth(1))
-
-    def test_what_we_refuse_ourselves_reaches_no_backend(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_what_we_refuse_ourselves_reaches_no_backend(self) -> None:
+        async with on_stage(silent, slots=1, buckets=bucket(0, "1s")) as (on, backends):
             first = asyncio.create_task(on.post(STREAMED).__aenter__())
             await asyncio.sleep(0.1)
             got = await asks(on, STREAMED, 5)
@@ -212,8 +203,6 @@ class TestAFleetThatRefuses:
             assert len(backends[0].calls) == 1
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-
-        on_stage(scene, silent, slots=1, buckets=bucket(0, "1s"))
 
 
 async def busy(call: Call) -> None:

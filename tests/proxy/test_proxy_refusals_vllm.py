@@ -150,17 +150,15 @@ async def refusal(on: Stage, backend: RawBackend, path: str, body: bytes) -> str
     return str(json.loads(data)["error"]["code"])
 
 
-def test_the_proxy_refuses_what_vllm_refuses(vllm: str) -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url], buckets=BUCKETS) as on:
-            for name, (path, body) in BODIES.items():
-                code = await refusal(on, backend, path, body)
-                if code in OURS or not code:
-                    continue
-                status, said = await asyncio.to_thread(ask, vllm, path, body)
-                assert 400 <= status < 500, (name, code, status, said[:300])
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_the_proxy_refuses_what_vllm_refuses(vllm: str) -> None:
+    async with RawBackend().running() as backend, stage([backend.url], buckets=BUCKETS) as on:
+        for name, (path, body) in BODIES.items():
+            code = await refusal(on, backend, path, body)
+            if code in OURS or not code:
+                continue
+            status, said = await asyncio.to_thread(ask, vllm, path, body)
+            assert 400 <= status < 500, (name, code, status, said[:300])
 
 
 def test_every_refusal_has_a_body_or_a_reason() -> None:

@@ -115,25 +115,23 @@ def test_the_example_is_installed_and_simulated(
     assert main([*simulated, "--sweep", "policy=direct,sticky", "--jobs", "1"]) == 0
 
 
-def test_the_example_routes_in_the_live_proxy(
+@pytest.mark.real_time
+async def test_the_example_routes_in_the_live_proxy(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match=r"one of warm_or_least_work, .*FILE\.py:NAME"):
         Config(routing="sticky")
     monkeypatch.syspath_prepend(installed)
 
-    async def play() -> None:
-        async with (
-            RawBackend(by_request).running() as one,
-            RawBackend(by_request).running() as two,
-            stage([one.url, two.url], routing="sticky") as on,
-        ):
-            for _ in range(4):  # one after the other: both are idle, so the first gets all
-                async with on.post() as response:
-                    assert response.status == 200
-            assert (len(one.calls), len(two.calls)) == (4, 0)
-
-    asyncio.run(play())
+    async with (
+        RawBackend(by_request).running() as one,
+        RawBackend(by_request).running() as two,
+        stage([one.url, two.url], routing="sticky") as on,
+    ):
+        for _ in range(4):  # one after the other: both are idle, so the first gets all
+            async with on.post() as response:
+                assert response.status == 200
+        assert (len(one.calls), len(two.calls)) == (4, 0)
 
 
 def test_a_failing_policy_costs_no_request_and_is_logged_once(tmp_path: Path) -> None:

@@ -286,22 +286,31 @@ ONE_SLOT = {
 STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
 
-def on_stage(
+@asynccontextmanager
+async def on_stage(
+    *serves: Serve | None, **keys: Any
+) -> AsyncIterator[tuple[Stage, list[RawBackend]]]:
+    """A proxy with one backend for each of `serves`. Afterwards all must be released."""
+    async with AsyncExitStack() as stack:
+        backends = [RawBackend() if serve is None else RawBackend(serve) for serve in serves]
+        for backend in backends:
+            await stack.enter_async_context(backend.running())
+        on = await stack.enter_async_context(stage([b.url for b in backends], **keys))
+        yield on, backends
+        await settle()
+        on.assert_nothing_held()
+
+
+def play(
     scene: Callable[[Stage, list[RawBackend]], Awaitable[None]],
     *serves: Serve | None,
     **keys: Any,
 ) -> None:
-    """Play `scene` with one backend for each of `serves`. Afterwards all must be released."""
+    """Play `scene` in virtual time, with the arguments of `on_stage`."""
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backends = [RawBackend() if serve is None else RawBackend(serve) for serve in serves]
-            for backend in backends:
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([b.url for b in backends], **keys))
+        async with on_stage(*serves, **keys) as (on, backends):
             await scene(on, backends)
-            await settle()
-            on.assert_nothing_held()
 
     run(main())
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,6 @@ from proxy_stage import (
     settle,
     stage,
 )
-
-from forebay.replay.clock.virtual_loop import run
 
 BODY = b'{"prompt":"hello","max_tokens":3}'
 HOST = b"Host: x\r\n"
@@ -119,22 +117,19 @@ class Oracle:
             await asyncio.gather(*self._tasks)
 
 
-def before_oracle(scene: Callable[[Stage, Oracle], Awaitable[None]], **keys: Any) -> None:
-    """Play `scene` in virtual time. Afterwards all is released and nothing dirty has arrived."""
+@asynccontextmanager
+async def before_oracle(**keys: Any) -> AsyncIterator[tuple[Stage, Oracle]]:
+    """A proxy before an oracle. Afterwards all is released and nothing dirty has arrived."""
     keys.setdefault("timeouts", {"client_headers": "10s", "client_body": "10s"})
     keys.setdefault("health", {"interval": "1000s"})  # time jumps: no need to probe on the way
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            oracle = await stack.enter_async_context(Oracle().running())
-            on = await stack.enter_async_context(stage([oracle.url], **keys))
-            await scene(on, oracle)
-            await settle()
-            on.assert_nothing_held()
-            assert not oracle.dirty
-            assert not any("internal error" in line for line in on.said)
-
-    run(main())
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle().running())
+        on = await stack.enter_async_context(stage([oracle.url], **keys))
+        yield on, oracle
+        await settle()
+        on.assert_nothing_held()
+        assert not oracle.dirty
+        assert not any("internal error" in line for line in on.said)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from made_runs import write_pair
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import RawBackend, Stage, play
 from replay_server import rows, run_one
 
 from forebay.analysis.report.report import build_report
@@ -68,7 +68,7 @@ def chat_walk(*, stream: bool) -> Walk:
         finally:
             sys.setprofile(None)
 
-    on_stage(scene, None)
+    play(scene, None)
     return walk
 
 

@@ -25,7 +25,6 @@ from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import request_id, to_backend, to_client, unforwardable
 from forebay.proxy.http1.server import request_coding
-from forebay.replay.clock.virtual_loop import run
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 CHAT = b"/v1/chat/completions"
@@ -109,36 +108,34 @@ async def refused(on: Stage, oracle: Oracle, data: bytes) -> dict[str, Any]:
     return answer.error
 
 
-def test_what_is_not_json() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_what_is_not_json() -> None:
+    async with before_oracle() as (on, oracle):
         for name, body in NOT_JSON.items():
             for path in (CHAT, b"/v1/completions"):
                 error = await refused(on, oracle, post(body=body, path=path))
                 assert error["code"] == "invalid_json", name
 
-    before_oracle(scene)
 
-
-def test_what_vllm_reads_passes_byte_for_byte() -> None:
+async def test_what_vllm_reads_passes_byte_for_byte() -> None:
     """Python's parser and pydantic read more than JSON: the backend judges it."""
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         for path, bodies in ((b"/v1/completions", TAKEN), (CHAT, TAKEN_CHATS)):
             for name, body in bodies.items():
                 assert (await ask(on, post(body=body, path=path))).status == 200, name
                 assert oracle.requests.pop().body == body, name
-
-    before_oracle(scene)
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings"])
 @pytest.mark.parametrize(
     "encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"]
 )
-def test_other_encodings_of_json_reach_the_backend_as_utf_8(encoding: str, path: bytes) -> None:
+async def test_other_encodings_of_json_reach_the_backend_as_utf_8(
+    encoding: str, path: bytes
+) -> None:
     text = '{"prompt":"é😀","input":"x"}'
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         assert (await ask(on, post(body=text.encode(encoding), path=path))).status == 200
         body = oracle.requests.pop().body
         assert json.loads(body)["prompt"] == "é😀"
@@ -147,17 +144,13 @@ def test_other_encodings_of_json_reach_the_backend_as_utf_8(encoding: str, path:
             if path == b"/v1/completions":
                 assert (await ask(on, post(body=cut, path=path))).error["code"] == "invalid_json"
 
-    before_oracle(scene)
 
-
-def test_wrong_types_name_the_parameter() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_wrong_types_name_the_parameter() -> None:
+    async with before_oracle() as (on, oracle):
         for path, wrong in ((b"/v1/completions", WRONG), (CHAT, WRONG_CHATS)):
             for name, (body, param) in wrong.items():
                 error = await refused(on, oracle, post(body=body, path=path))
                 assert (error["code"], error["param"]) == ("invalid_type", param), name
-
-    before_oracle(scene)
 
 
 KINDS: tuple[Any, ...] = (
@@ -187,8 +180,8 @@ def odd_chats() -> Iterator[dict[str, Any]]:
             yield {"messages": [{"role": "user", "content": [part]} for part in parts]}
 
 
-def test_a_value_of_any_kind_in_any_place_is_no_fault_of_ours() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_a_value_of_any_kind_in_any_place_is_no_fault_of_ours() -> None:
+    async with before_oracle() as (on, _):
         for fields in odd_chats():
             body = json.dumps(fields, separators=(",", ":")).encode()
             answer = await ask(on, post(body=body, path=CHAT))
@@ -198,38 +191,31 @@ def test_a_value_of_any_kind_in_any_place_is_no_fault_of_ours() -> None:
         answer = await ask(on, post(body=body, path=CHAT))
         assert (answer.status, answer.error["param"]) == (400, "messages")
 
-    before_oracle(scene)
 
-
-def test_a_fault_of_ours_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_ours_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise KeyError("secret")
 
     monkeypatch.setattr(app, "read_fields", fails)
 
-    async def main() -> None:
-        async with Oracle().running() as oracle, stage([oracle.url]) as on:
-            for _ in range(2):
-                for _ in range(20):
-                    assert (await ask(on, post())).status == 500
-                await asyncio.sleep(61)
-            lines = [line for line in on.said if "internal error" in line]
-            assert len(lines) == 2
-            assert "KeyError in test_body.py:" in lines[0]
-            assert "19 more" in lines[1]
-            assert "secret" not in lines[0]
-
-    run(main())
+    async with Oracle().running() as oracle, stage([oracle.url]) as on:
+        for _ in range(2):
+            for _ in range(20):
+                assert (await ask(on, post())).status == 500
+            await asyncio.sleep(61)
+        lines = [line for line in on.said if "internal error" in line]
+        assert len(lines) == 2
+        assert "KeyError in test_body.py:" in lines[0]
+        assert "19 more" in lines[1]
+        assert "secret" not in lines[0]
 
 
-def test_too_many_items() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_too_many_items() -> None:
+    async with before_oracle() as (on, oracle):
         for name, body in TOO_MANY.items():
             error = await refused(on, oracle, post(body=body, path=CHAT))
             assert error["code"] == "too_many_items", name
             assert "more than" in error["message"], name
-
-    before_oracle(scene)
 
 
 def repeats() -> Iterator[tuple[str, bytes]]:
@@ -249,16 +235,14 @@ def repeats() -> Iterator[tuple[str, bytes]]:
         yield "stream", b'{"stream":' + first + b',"prompt":"x","stream":' + last + b"}"
 
 
-def test_a_key_given_twice_is_refused() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_a_key_given_twice_is_refused() -> None:
+    async with before_oracle() as (on, oracle):
         for key, body in repeats():
             error = await refused(on, oracle, post(body=body))
             assert (error["code"], error["param"]) == ("repeated_key", key), body[:80]
         body = b'{"messages":[{"role":"user","content":"x"}],"messages":[]}'
         error = await refused(on, oracle, post(body=body, path=CHAT))
         assert (error["code"], error["param"]) == ("repeated_key", "messages")
-
-    before_oracle(scene)
 
 
 @pytest.mark.parametrize(
@@ -273,41 +257,37 @@ def test_a_key_given_twice_is_refused() -> None:
         b'{"prompt":"' + "é😀".encode() * 100 + b'"}',
     ],
 )
-def test_the_rest_passes_byte_for_byte(body: bytes) -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_the_rest_passes_byte_for_byte(body: bytes) -> None:
+    async with before_oracle() as (on, oracle):
         assert (await ask(on, post(body=body))).status == 200
         assert oracle.requests[0].body == body
 
-    before_oracle(scene)
-
 
 @pytest.mark.parametrize("role", [b"[" * 1000 + b"]" * 1000, b"7", b"null", b'"\\u00e9"'])
-def test_a_role_is_the_backends_to_judge(role: bytes) -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_a_role_is_the_backends_to_judge(role: bytes) -> None:
+    async with before_oracle() as (on, oracle):
         body = b'{"messages":[{"role":' + role + b',"content":"x"}]}'
         assert (await ask(on, post(body=body, path=CHAT))).status == 200
         assert oracle.requests[0].body == body
         assert not [line for line in on.said if "internal" in line]
 
-    before_oracle(scene)
-
 
 @pytest.mark.parametrize(
     "codings", [[b"deflate"], [b"br"], [b"x"], [b"gzip, zstd"], [b"gzip", b"br"], [b"BR"]]
 )
-def test_bodies_in_other_codings(codings: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_in_other_codings(
+    codings: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Brotli is an extra; without it `br` is another coding, too."""
     monkeypatch.setattr(request_coding, "has_brotli", lambda: False)
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         headers = [b"Content-Encoding: " + coding for coding in codings]
         answer = await ask(on, post(*headers, body=b"\x1f\x8b\x08"))
         assert (answer.status, answer.error["param"]) == (415, "content-encoding")
         assert answer.closes
         assert not oracle.requests
         assert (await ask(on, post(b"Content-Encoding: identity"))).status == 200
-
-    before_oracle(scene)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -416,13 +396,11 @@ class TestInvariants:
 
 
 @pytest.mark.parametrize("value", ["100.0", '"100"', '" 100 "', "1e2", '"100.0"'])
-def test_a_whole_number_is_read_as_vllm_reads_it(value: str) -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_a_whole_number_is_read_as_vllm_reads_it(value: str) -> None:
+    async with before_oracle() as (on, oracle):
         body = f'{{"prompt":"x","max_tokens":{value},"n":{value},"priority":{value}}}'.encode()
         assert (await ask(on, post(body=body))).status == 200
         assert oracle.requests[0].body == body
-
-    before_oracle(scene)
 
 
 @pytest.mark.parametrize("value", [100, 100.0, "100", 1.5, "x", [], {}, 1e300, "1" * 5000])

@@ -9,8 +9,7 @@ from functools import partial
 
 import orjson
 import pytest
-from proxy_stage import Stage
-from raw_client import Oracle, ask, before_oracle, post
+from raw_client import ask, before_oracle, post
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -32,10 +31,10 @@ with suppress(ImportError):  # an extra
 
 @pytest.mark.parametrize("coding", COMPRESS)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings"])
-def test_compressed_bodies_reach_the_server_plain(coding: str, path: str) -> None:
+async def test_compressed_bodies_reach_the_server_plain(coding: str, path: str) -> None:
     compress = COMPRESS[coding]
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         header = b"Content-Encoding: " + coding.encode()
         cut = len(PLAIN) // 2
         two = compress(PLAIN[:cut]) + compress(PLAIN[cut:])
@@ -47,19 +46,17 @@ def test_compressed_bodies_reach_the_server_plain(coding: str, path: str) -> Non
             assert "content-encoding" not in request.headers
         assert len(oracle.requests) == 2
 
-    before_oracle(scene)
-
 
 @pytest.mark.parametrize("coding", COMPRESS)
 @pytest.mark.parametrize("how", ["cut", "other", "empty", "more", "members"])
-def test_compressed_bodies_that_are_wrong(coding: str, how: str) -> None:
+async def test_compressed_bodies_that_are_wrong(coding: str, how: str) -> None:
     compressed = COMPRESS[coding](PLAIN)
     body = {
         "cut": compressed[:-5], "other": PLAIN, "empty": b"", "more": compressed + b"x",
         "members": COMPRESS[coding](b"") * 2_000,
     }[how]  # fmt: skip
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         header = b"Content-Encoding: " + coding.encode()
         answer = await ask(on, post(header, body=body, path=CHAT))
         code = "invalid_json" if how == "empty" else "invalid_encoding"
@@ -67,15 +64,13 @@ def test_compressed_bodies_that_are_wrong(coding: str, how: str) -> None:
         assert not oracle.requests
         on.assert_nothing_held()
 
-    before_oracle(scene)
-
 
 @pytest.mark.parametrize("coding", COMPRESS)
-def test_a_little_that_becomes_very_much_takes_little_memory(coding: str) -> None:
+async def test_a_little_that_becomes_very_much_takes_little_memory(coding: str) -> None:
     """200 MB of zeros, in a body of a few KB for zstd."""
     bomb = COMPRESS[coding](bytes(200_000_000))
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle(limits={"body": 1 << 20}) as (on, oracle):
         header = b"Content-Encoding: " + coding.encode()
         tracemalloc.start()
         try:
@@ -88,10 +83,8 @@ def test_a_little_that_becomes_very_much_takes_little_memory(coding: str) -> Non
         assert not oracle.requests
         on.assert_nothing_held()
 
-    before_oracle(scene, limits={"body": 1 << 20})
 
-
-def test_a_window_of_zstd_that_takes_much_memory_is_refused() -> None:
+async def test_a_window_of_zstd_that_takes_much_memory_is_refused() -> None:
     options: dict[int, int] = {
         zstd.CompressionParameter.window_log: 27,
         zstd.CompressionParameter.checksum_flag: 1,
@@ -99,8 +92,6 @@ def test_a_window_of_zstd_that_takes_much_memory_is_refused() -> None:
     compressor = zstd.ZstdCompressor(options=options)
     body = compressor.compress(PLAIN) + compressor.flush()
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, _):
         answer = await ask(on, post(b"Content-Encoding: zstd", body=body, path=CHAT))
         assert (answer.status, answer.error["code"]) == (400, "invalid_encoding")
-
-    before_oracle(scene)

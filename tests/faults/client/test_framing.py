@@ -28,6 +28,8 @@ from raw_client import (
     responses,
 )
 
+from forebay.replay.clock.virtual_loop import run
+
 MUTANTS = int(os.environ.get("FOREBAY_MUTANTS", "400"))
 A_TIME = 20  # mutants before one proxy
 
@@ -47,17 +49,15 @@ async def judged(on: Stage, oracle: Oracle, *parts: bytes) -> list[Response]:
     return answers
 
 
-def refused(data: bytes, *statuses: int) -> None:
+async def refused(data: bytes, *statuses: int) -> None:
     """Assert that `data` gets one JSON error and a closed connection, and no backend sees it."""
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         (answer,) = await judged(on, oracle, data)
         assert answer.status in statuses, answer
         assert answer.closes
         assert answer.error["type"] == "invalid_request_error"
         assert not oracle.requests
-
-    before_oracle(scene)
 
 
 BAD_HEADERS = {
@@ -104,8 +104,8 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("name", BAD_HEADERS)
-def test_headers_that_are_refused(name: str) -> None:
-    refused(POST + HOST + BAD_HEADERS[name] + b"\r\n" + BODY + NEXT, 400)
+async def test_headers_that_are_refused(name: str) -> None:
+    await refused(POST + HOST + BAD_HEADERS[name] + b"\r\n" + BODY + NEXT, 400)
 
 
 ODD_CODINGS = (
@@ -116,8 +116,10 @@ ODD_CODINGS = (
 
 
 @pytest.mark.parametrize("coding", ODD_CODINGS)
-def test_a_transfer_coding_other_than_chunked(coding: bytes) -> None:
-    refused(POST + HOST + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + CHUNKS + NEXT, 400, 501)
+async def test_a_transfer_coding_other_than_chunked(coding: bytes) -> None:
+    await refused(
+        POST + HOST + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + CHUNKS + NEXT, 400, 501
+    )
 
 
 REQUEST_LINES = {
@@ -151,17 +153,17 @@ REQUEST_LINES = {
 
 
 @pytest.mark.parametrize("name", REQUEST_LINES)
-def test_request_lines_that_are_refused(name: str) -> None:
+async def test_request_lines_that_are_refused(name: str) -> None:
     line, status = REQUEST_LINES[name]
-    refused(line + HOST + LENGTH + b"\r\n" + BODY, status)
+    await refused(line + HOST + LENGTH + b"\r\n" + BODY, status)
 
 
-def test_no_host() -> None:
-    refused(POST + LENGTH + b"\r\n" + BODY, 400)
+async def test_no_host() -> None:
+    await refused(POST + LENGTH + b"\r\n" + BODY, 400)
 
 
-def test_a_chunked_body_in_http_1_0() -> None:
-    refused(b"POST /v1/completions HTTP/1.0\r\n" + CHUNKED + b"\r\n" + CHUNKS, 400)
+async def test_a_chunked_body_in_http_1_0() -> None:
+    await refused(b"POST /v1/completions HTTP/1.0\r\n" + CHUNKED + b"\r\n" + CHUNKS, 400)
 
 
 BAD_CHUNKS = {
@@ -192,10 +194,10 @@ BAD_CHUNKS = {
 
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("name", BAD_CHUNKS)
-def test_bad_chunks_are_refused_at_once(name: str, segments: int) -> None:
+async def test_bad_chunks_are_refused_at_once(name: str, segments: int) -> None:
     """At once also when the handler waits for the body already: no waiting for a timeout."""
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         head = POST + HOST + CHUNKED + b"\r\n"
         began = asyncio.get_running_loop().time()
         parts = (head + BAD_CHUNKS[name],) if segments == 1 else (head, BAD_CHUNKS[name])
@@ -210,8 +212,6 @@ def test_bad_chunks_are_refused_at_once(name: str, segments: int) -> None:
             assert answer.status in (400, 431)
             assert took_s < 5
 
-    before_oracle(scene)
-
 
 GOOD_CHUNKS = {
     "plain": CHUNKS,
@@ -224,16 +224,14 @@ GOOD_CHUNKS = {
 
 
 @pytest.mark.parametrize("name", GOOD_CHUNKS)
-def test_good_chunks_are_framed_anew(name: str) -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_good_chunks_are_framed_anew(name: str) -> None:
+    async with before_oracle() as (on, oracle):
         answer = await ask(on, POST + HOST + CLOSE + CHUNKED + b"\r\n" + GOOD_CHUNKS[name])
         assert answer.status == 200
         (got,) = oracle.requests
         assert got.body == BODY
         assert got.headers["content-length"] == str(len(BODY))
         assert set(got.headers) == {"host", "accept-encoding", "content-length", "x-request-id"}
-
-    before_oracle(scene)
 
 
 def smuggling() -> dict[str, bytes]:
@@ -290,10 +288,10 @@ def shapes(line: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("shape", ["cl-te", "te-cl", "te-only", "json-cl"])
-def test_smuggling(shape: str) -> None:
+async def test_smuggling(shape: str) -> None:
     """Every spelling: the backend and the client agree about what was a request."""
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         for name, line in smuggling().items():
             answers = await judged(on, oracle, shapes(line)[shape])
             assert answers, name
@@ -302,18 +300,16 @@ def test_smuggling(shape: str) -> None:
             for request in oracle.requests:
                 assert request.body in (BODY, b""), name  # never another end than ours
 
-    before_oracle(scene)
-
 
 def test_the_list_is_long_enough() -> None:
     assert len(smuggling()) > 115
 
 
-def test_a_smuggled_request_stays_a_body() -> None:
+async def test_a_smuggled_request_stays_a_body() -> None:
     inner = b'{"prompt":"0\\r\\n\\r\\nGET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n"}'
     raw_inner = b'{"prompt": "x"}\r\n\r\n'
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
+    async with before_oracle() as (on, oracle):
         for body in (inner, raw_inner):
             head = POST + HOST + CLOSE + CHUNKED + b"\r\n"
             assert (await ask(on, head + chunk(body) + b"0\r\n\r\n")).status == 200
@@ -324,12 +320,10 @@ def test_a_smuggled_request_stays_a_body() -> None:
         assert answer.error["code"] == "invalid_json"
         assert len(oracle.requests) == 2
 
-    before_oracle(scene)
-
 
 class TestPipelining:
-    def test_answers_come_in_order(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_answers_come_in_order(self) -> None:
+        async with before_oracle() as (on, oracle):
             ids = [b"first", b"second", b"third"]
             data = b"".join(
                 POST + HOST + LENGTH + b"x-request-id: " + id_ + b"\r\n\r\n" + BODY for id_ in ids
@@ -338,36 +332,28 @@ class TestPipelining:
             assert [a.status for a in answers] == [200] * 4
             assert [a.headers["x-request-id"].encode() for a in answers][:3] == ids
 
-        before_oracle(scene)
-
-    def test_forty_at_once(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_forty_at_once(self) -> None:
+        async with before_oracle() as (on, oracle):
             answers = await judged(on, oracle, GOOD * 40 + LAST)
             assert [a.status for a in answers] == [200] * 41
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize("junk", [b"junk\r\n\r\n", b"\x00", b"0\r\n\r\n", b"}" + GOOD])
     @pytest.mark.parametrize("together", [True, False])
-    def test_junk_after_a_request(self, junk: bytes, together: bool) -> None:
+    async def test_junk_after_a_request(self, junk: bytes, together: bool) -> None:
         """In one segment the parser drops both; else the request is answered, then the junk."""
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle() as (on, oracle):
             parts = (GOOD + junk,) if together else (GOOD, junk)
             answers = await judged(on, oracle, *parts)
             assert [a.status for a in answers] == ([400] if together else [200, 400])
             assert answers[-1].closes
             assert len(oracle.requests) == len(answers) - 1
 
-        before_oracle(scene)
-
-    def test_nothing_is_answered_after_the_last(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_nothing_is_answered_after_the_last(self) -> None:
+        async with before_oracle() as (on, oracle):
             (answer,) = await judged(on, oracle, LAST, GOOD)
             assert answer.status == 200
             assert len(oracle.requests) == 1
-
-        before_oracle(scene)
 
 
 @st.composite
@@ -386,8 +372,9 @@ def mutants(draw: st.DrawFn) -> list[bytes]:
 def test_mutants(batch: list[list[bytes]]) -> None:
     """Goal 16: whatever the damage, no dirty and no extra request arrives at the backend."""
 
-    async def scene(on: Stage, oracle: Oracle) -> None:
-        for parts in batch:
-            await judged(on, oracle, *parts)
+    async def main() -> None:
+        async with before_oracle() as (on, oracle):
+            for parts in batch:
+                await judged(on, oracle, *parts)
 
-    before_oracle(scene)
+    run(main())

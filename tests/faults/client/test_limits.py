@@ -6,7 +6,7 @@ import resource
 from contextlib import AsyncExitStack
 
 import pytest
-from proxy_stage import RawBackend, Stage, chunk, settle, silent, stage
+from proxy_stage import RawBackend, chunk, settle, silent, stage
 from raw_client import (
     BODY,
     CLOSE,
@@ -14,7 +14,6 @@ from raw_client import (
     HOST,
     LENGTH,
     POST,
-    Oracle,
     ask,
     before_oracle,
     connected,
@@ -25,7 +24,6 @@ from raw_client import (
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.server.client_body import AHEAD_BYTES
-from forebay.replay.clock.virtual_loop import run
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 ANY_LENGTH = [{"name": "any", "up_to": 100_000_000}]
@@ -33,25 +31,21 @@ ANY_LENGTH = [{"name": "any", "up_to": 100_000_000}]
 
 class TestBodies:
     @pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
-    def test_too_large_is_said_before_it_is_read(self, expect: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_too_large_is_said_before_it_is_read(self, expect: bytes) -> None:
+        async with before_oracle(limits={"body": 4096}) as (on, _):
             answer = await ask(on, POST + HOST + expect + b"Content-Length: 4097\r\n\r\n")
             assert (answer.status, answer.error["code"]) == (413, "request_too_large")
             assert answer.closes
 
-        before_oracle(scene, limits={"body": 4096})
-
-    def test_too_large_in_chunks(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_too_large_in_chunks(self) -> None:
+        async with before_oracle(limits={"body": 4096}) as (on, _):
             answer = await ask(on, POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 1024) * 5)
             assert (answer.status, answer.error["code"]) == (413, "request_too_large")
             assert answer.closes
 
-        before_oracle(scene, limits={"body": 4096})
-
     @pytest.mark.parametrize("size", [1 << 20, 8 << 20])
     @pytest.mark.parametrize("chunked", [False, True])
-    def test_large_prompts_are_taken(self, size: int, chunked: bool) -> None:
+    async def test_large_prompts_are_taken(self, size: int, chunked: bool) -> None:
         body = b'{"max_tokens":1,"prompt":"' + b"x" * size + b'"}'
         if chunked:
             parts = [chunk(body[i : i + 65536]) for i in range(0, len(body), 65536)]
@@ -59,15 +53,13 @@ class TestBodies:
         else:
             data = post(body=body)
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle(buckets=ANY_LENGTH) as (on, oracle):
             assert (await ask(on, data)).status == 200
             assert oracle.requests[0].body == body
 
-        before_oracle(scene, buckets=ANY_LENGTH)
-
     @pytest.mark.parametrize("stated", [True, False])
-    def test_room_is_held_before_bytes_are_read(self, stated: bool) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_room_is_held_before_bytes_are_read(self, stated: bool) -> None:
+        async with before_oracle(limits={"queue_bytes": 1125}) as (on, _):
             async with connected(on) as (_, writer):
                 if stated:  # not one byte of it has come
                     writer.write(POST + HOST + b"Content-Length: 900\r\n\r\n")
@@ -86,21 +78,19 @@ class TestBodies:
             await settle()
             assert on.proxy.app._budget.held == 0
 
-        before_oracle(scene, limits={"queue_bytes": 1125})
+    async def test_who_states_much_and_sends_nothing_keeps_nobody_out(self) -> None:
+        async with (
+            before_oracle(limits={"queue_bytes": "4MiB"}) as (on, _),
+            AsyncExitStack() as stack,
+        ):
+            for _ in range(8):
+                _, writer = await stack.enter_async_context(connected(on))
+                writer.write(POST + HOST + b"Content-Length: 1000000\r\n\r\n")
+            await settle()
+            assert on.proxy.app._budget.held == 8 * AHEAD_BYTES
+            assert (await ask(on, post())).status == 200
 
-    def test_who_states_much_and_sends_nothing_keeps_nobody_out(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
-            async with AsyncExitStack() as stack:
-                for _ in range(8):
-                    _, writer = await stack.enter_async_context(connected(on))
-                    writer.write(POST + HOST + b"Content-Length: 1000000\r\n\r\n")
-                await settle()
-                assert on.proxy.app._budget.held == 8 * AHEAD_BYTES
-                assert (await ask(on, post())).status == 200
-
-        before_oracle(scene, limits={"queue_bytes": "4MiB"})
-
-    def test_a_body_for_which_there_is_no_room_any_more(self) -> None:
+    async def test_a_body_for_which_there_is_no_room_any_more(self) -> None:
         """Two bodies together exceed the memory limit: one is rejected, the other served."""
 
         def body(size: int) -> bytes:
@@ -109,60 +99,54 @@ class TestBodies:
         def head(size: int) -> bytes:
             return POST + HOST + CLOSE + b"Content-Length: %d\r\n\r\n" % size
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
-            async with connected(on) as (one, to_one), connected(on) as (other, to_other):
-                to_one.write(head(150_000))
-                to_other.write(head(130_000) + body(130_000)[:70_000])
-                await settle()
-                assert on.proxy.app._budget.held == AHEAD_BYTES + 130_000
-                to_one.write(body(150_000)[:100_000])
-                (refused,) = responses(await one.read())
-                assert (refused.status, refused.error["code"]) == (429, "queue_full")
-                assert refused.closes
-                to_other.write(body(130_000)[70_000:])
-                (served,) = responses(await other.read())
-                assert served.status == 200
+        async with (
+            before_oracle(limits={"queue_bytes": 300_000}, buckets=ANY_LENGTH) as (on, _),
+            connected(on) as (one, to_one),
+            connected(on) as (other, to_other),
+        ):
+            to_one.write(head(150_000))
+            to_other.write(head(130_000) + body(130_000)[:70_000])
+            await settle()
+            assert on.proxy.app._budget.held == AHEAD_BYTES + 130_000
+            to_one.write(body(150_000)[:100_000])
+            (refused,) = responses(await one.read())
+            assert (refused.status, refused.error["code"]) == (429, "queue_full")
+            assert refused.closes
+            to_other.write(body(130_000)[70_000:])
+            (served,) = responses(await other.read())
+            assert served.status == 200
 
-        before_oracle(scene, limits={"queue_bytes": 300_000}, buckets=ANY_LENGTH)
-
-    def test_no_room_has_the_status_of_any_refusal(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_no_room_has_the_status_of_any_refusal(self) -> None:
+        async with before_oracle(limits={"queue_bytes": 1000}, reject_status=503) as (on, _):
             answer = await ask(on, POST + HOST + b"Content-Length: 1001\r\n\r\n")
             assert (answer.status, answer.error["code"]) == (503, "queue_full")
             on.proxy.app.reconfigure(Config(reject_status=429))
             on.proxy.app._budget.limit = 1000
             assert (await ask(on, POST + HOST + b"Content-Length: 1001\r\n\r\n")).status == 429
 
-        before_oracle(scene, limits={"queue_bytes": 1000}, reject_status=503)
-
-    def test_room_is_held_until_the_answer(self) -> None:
-        async def main() -> None:
-            limits = {"queue_bytes": 40}
-            async with (
-                RawBackend(silent).running() as backend,
-                stage([backend.url], limits=limits) as on,
-            ):
-                async with connected(on) as (_, writer):
-                    writer.write(GOOD)
-                    await settle()
-                    assert on.proxy.app._budget.held == len(BODY)
-                    assert (await ask(on, GOOD)).status == 429
+    async def test_room_is_held_until_the_answer(self) -> None:
+        limits = {"queue_bytes": 40}
+        async with (
+            RawBackend(silent).running() as backend,
+            stage([backend.url], limits=limits) as on,
+        ):
+            async with connected(on) as (_, writer):
+                writer.write(GOOD)
                 await settle()
-                on.assert_nothing_held()
-
-        run(main())
+                assert on.proxy.app._budget.held == len(BODY)
+                assert (await ask(on, GOOD)).status == 429
+            await settle()
+            on.assert_nothing_held()
 
 
 class TestExpect:
     HEAD = POST + HOST + CLOSE + b"Expect: 100-continue\r\n"
 
-    def test_continue_comes_when_only_the_bytes_are_wanting(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_continue_comes_when_only_the_bytes_are_wanting(self) -> None:
+        async with before_oracle() as (on, _):
             got = await raw(on, self.HEAD + LENGTH + b"\r\n", BODY, pause_s=1)
             assert [r.status for r in responses(got)] == [100, 200]
             assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
-
-        before_oracle(scene)
 
     @pytest.mark.parametrize(
         ("path", "header", "status"),
@@ -174,12 +158,12 @@ class TestExpect:
             (b"/health", b"Content-Length: 5", 405),
         ],
     )
-    def test_what_is_refused_is_not_asked_for(
+    async def test_what_is_refused_is_not_asked_for(
         self, path: bytes, header: bytes, status: int
     ) -> None:
         """And the connection ends: the client may send its next request instead of this body."""
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle(limits={"body": 4096, "queue_bytes": 100}) as (on, oracle):
             head = self.HEAD.replace(b"/v1/completions", path).replace(CLOSE, b"")
             answer = await ask(on, head + header + b"\r\n\r\n", GOOD, pause_s=0.1)
             assert answer.status == status
@@ -187,24 +171,18 @@ class TestExpect:
             assert answer.closes
             assert not oracle.requests
 
-        before_oracle(scene, limits={"body": 4096, "queue_bytes": 100})
-
-    def test_anything_else(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_anything_else(self) -> None:
+        async with before_oracle() as (on, _):
             for path in (b"/v1/completions", b"/v1/models", b"/health"):
                 answer = await ask(on, post(b"Expect: miracles", path=path))
                 assert answer.status == 417
                 assert answer.error
                 assert answer.closes
 
-        before_oracle(scene)
-
-    def test_http_1_0_knows_no_continue(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_http_1_0_knows_no_continue(self) -> None:
+        async with before_oracle() as (on, _):
             answer = await ask(on, post(b"Expect: 100-continue").replace(b"1.1", b"1.0"))
             assert answer.status == 200
-
-        before_oracle(scene)
 
 
 class TestHeads:
@@ -220,8 +198,8 @@ class TestHeads:
         ],
         ids=["value", "name", "endless", "together", "number", "incomplete"],
     )
-    def test_too_much_of_them(self, headers: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_too_much_of_them(self, headers: bytes) -> None:
+        async with before_oracle() as (on, oracle):
             end = b"" if headers.endswith(b"y") or len(headers) > 36_000 else b"\r\n" + BODY
             parts = [headers[i : i + 1000] for i in range(0, len(headers), 1000)]
             answer = await ask(on, POST + HOST + LENGTH, *parts, end)
@@ -229,31 +207,23 @@ class TestHeads:
             assert answer.closes
             assert not oracle.requests
 
-        before_oracle(scene)
-
-    def test_as_many_as_allowed(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_as_many_as_allowed(self) -> None:
+        async with before_oracle() as (on, _):
             headers = [b"X%d: %s" % (i, b"y" * 120) for i in range(115)]
             assert (await ask(on, post(*headers))).status == 200
 
-        before_oracle(scene)
-
-    def test_the_bound_is_configured(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_the_bound_is_configured(self) -> None:
+        async with before_oracle(limits={"header": "1KiB"}) as (on, _):
             assert (await ask(on, post(b"X: " + b"y" * 1000))).status == 431
             assert (await ask(on, post(b"X: " + b"y" * 500))).status == 200
 
-        before_oracle(scene, limits={"header": "1KiB"})
-
     @pytest.mark.parametrize("size", [8_200, 70_000])
-    def test_a_long_target(self, size: int) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_a_long_target(self, size: int) -> None:
+        async with before_oracle() as (on, _):
             target = b"/v1/models?" + b"x" * size
             answer = await ask(on, b"GET " + target + b" HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n")
             assert (answer.status, answer.error["code"]) == (414, "uri_too_long")
             assert answer.closes
-
-        before_oracle(scene)
 
 
 async def ended(reader: asyncio.StreamReader) -> bool:
@@ -267,8 +237,8 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 
 class TestConnections:
-    def test_one_too_many_is_told_so(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_one_too_many_is_told_so(self) -> None:
+        async with before_oracle(limits={"connections": 2}) as (on, _):
             async with connected(on) as (_, one), connected(on) as (_, two):
                 one.write(POST + HOST + LENGTH + b"\r\n{")
                 two.write(POST + HOST + LENGTH + b"\r\n{")
@@ -280,13 +250,13 @@ class TestConnections:
             await settle()
             assert (await ask(on, post())).status == 200
 
-        before_oracle(scene, limits={"connections": 2})
-
     @pytest.mark.parametrize("sent", [b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
-    def test_idle_ones_of_a_stranger_keep_nobody_out(self, sent: bytes) -> None:
+    async def test_idle_ones_of_a_stranger_keep_nobody_out(self, sent: bytes) -> None:
         """The stranger's own longest idle connection makes room, and nobody else's."""
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle(
+            limits={"connections": 4}, timeouts={"client_headers": "1000s"}
+        ) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             strangers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
             async with connected(on) as (good_reader, good):
@@ -307,10 +277,8 @@ class TestConnections:
             for _, writer in strangers:
                 writer.close()
 
-        before_oracle(scene, limits={"connections": 4}, timeouts={"client_headers": "1000s"})
-
-    def test_one_that_asks_is_never_closed_for_another(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_one_that_asks_is_never_closed_for_another(self) -> None:
+        async with before_oracle(limits={"connections": 4}) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             async with connected(on) as (_, idle), AsyncExitStack() as stack:
                 for at in range(4):
@@ -325,10 +293,8 @@ class TestConnections:
                 assert not idle.is_closing()
                 assert on.proxy.listeners[0][1].open_connections == 4
 
-        before_oracle(scene, limits={"connections": 4})
-
-    def test_the_longest_idle_goes_first_and_all_are_forgotten(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_the_longest_idle_goes_first_and_all_are_forgotten(self) -> None:
+        async with before_oracle(limits={"connections": 2}) as (on, _):
             health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
             async with connected(on) as (first, one), connected(on) as (second, two):
                 for reader, writer in ((second, two), (first, one)):
@@ -342,15 +308,14 @@ class TestConnections:
             assert not idle._open
             assert not idle._idle
 
-        before_oracle(scene, limits={"connections": 2})
-
     def test_auto_is_half_of_the_descriptors(self) -> None:
         assert Config().max_connections() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 2
 
-    def test_none_is_left_open(self) -> None:
+    async def test_none_is_left_open(self) -> None:
         """Two hundred clients that misbehave in turn: the descriptors come back."""
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle() as (on, oracle):
+
             def descriptors() -> int:
                 """Less both ends of those that are kept for the backend."""
                 return len(os.listdir("/proc/self/fd")) - 2 * oracle.connections
@@ -360,5 +325,3 @@ class TestConnections:
             await asyncio.gather(*(raw(on, bad[i % len(bad)]) for i in range(200)))
             await settle()
             assert descriptors() == before
-
-        before_oracle(scene)

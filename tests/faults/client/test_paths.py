@@ -4,13 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, by_request, settle, stage
+from proxy_stage import DONE, EVENT, USAGE, RawBackend, by_request, settle, stage
 from raw_client import (
     CLOSE,
     GOOD,
     HOST,
     LAST,
-    Oracle,
     ask,
     before_oracle,
     connected,
@@ -20,7 +19,6 @@ from raw_client import (
 )
 
 from forebay.proxy.config.sources import load_config
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 TRAVERSAL = (
@@ -41,8 +39,8 @@ ADMIN = (
 )  # fmt: skip
 
 
-def test_nothing_else_is_reachable() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_nothing_else_is_reachable() -> None:
+    async with before_oracle() as (on, oracle):
         for path in TRAVERSAL + ADMIN:
             for method in ("GET", "POST"):
                 request = post(body=b"", path=path.encode()).replace(b"POST", method.encode(), 1)
@@ -50,17 +48,13 @@ def test_nothing_else_is_reachable() -> None:
                 assert (answer.status, answer.error["code"]) == (404, "not_found"), path
         assert not oracle.requests
 
-    before_oracle(scene)
 
-
-def test_a_query_goes_as_it_came() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_a_query_goes_as_it_came() -> None:
+    async with before_oracle() as (on, oracle):
         for query in (b"a=b&a=%2e%2e/%2F", b"?", b"x=/../y", b"%00", b"=&;+[]{}|^`"):
             line = b"GET /v1/models?" + query + b" HTTP/1.1\r\n"
             assert (await ask(on, line + HOST + CLOSE + b"\r\n")).status == 200, query
             assert oracle.requests[-1].target == f"/v1/models?{query.decode()}"
-
-    before_oracle(scene)
 
 
 class TestMethods:
@@ -73,8 +67,8 @@ class TestMethods:
             (b"/health", "get, head, options"),
         ],
     )
-    def test_others_are_refused_and_options_says_which(self, path: bytes, allow: str) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_others_are_refused_and_options_says_which(self, path: bytes, allow: str) -> None:
+        async with before_oracle() as (on, oracle):
             for method in (b"PUT", b"DELETE", b"PATCH", b"TRACE", b"PROPFIND"):
                 answer = await ask(on, post(path=path).replace(b"POST", method, 1))
                 assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
@@ -85,20 +79,16 @@ class TestMethods:
             assert not [name for name in answer.headers if name.startswith("access-control")]
             assert not oracle.requests
 
-        before_oracle(scene)
-
-    def test_options_of_the_server_and_of_nothing(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_options_of_the_server_and_of_nothing(self) -> None:
+        async with before_oracle() as (on, _):
             answer = await ask(on, b"OPTIONS * HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n")
             assert (answer.status, answer.headers["allow"]) == (204, "get, head, post, options")
             answer = await ask(on, b"OPTIONS /sleep HTTP/1.1\r\n" + HOST + CLOSE + b"\r\n")
             assert answer.status == 404
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize("path", [b"/v1/models", b"/health"])
-    def test_head_is_get_less_the_body(self, path: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_head_is_get_less_the_body(self, path: bytes) -> None:
+        async with before_oracle() as (on, _):
             seen = []
             for method in (b"GET", b"HEAD"):
                 line = method + b" " + path + b" HTTP/1.1\r\n"
@@ -112,21 +102,17 @@ class TestMethods:
                 assert got.endswith(b"\r\n\r\n") or method == b"GET"
             assert seen[0] == seen[1]
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize("path", [b"/v1/models", b"/health"])
-    def test_get_takes_no_body(self, path: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_get_takes_no_body(self, path: bytes) -> None:
+        async with before_oracle() as (on, oracle):
             answer = await ask(on, post(path=path).replace(b"POST", b"GET", 1))
             assert answer.status == 400
             assert answer.closes
             assert not oracle.requests
 
-        before_oracle(scene)
-
 
 class TestHeaders:
-    def test_only_allowed_ones_reach_the_backend(self) -> None:
+    async def test_only_allowed_ones_reach_the_backend(self) -> None:
         hostile = (
             b"Cookie: a=b", b"Proxy-Authorization: Basic x", b"Proxy-Connection: keep-alive",
             b"Keep-Alive: timeout=9", b"TE: trailers", b"Trailer: X", b"Via: 1.1 x",
@@ -143,7 +129,7 @@ class TestHeaders:
             b"X-Session-ID: s 1",
         )  # fmt: skip
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle() as (on, oracle):
             got = await raw(on, post(*hostile, *kept))
             assert responses(got)[-1].status == 200
             (seen,) = oracle.requests
@@ -155,11 +141,9 @@ class TestHeaders:
                 "accept-encoding": "identity", "x-session-id": "s 1",
             }  # fmt: skip
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize("given", [b"a b", b"", b"x" * 65, b"a\xff", b"a;b", b"../x", b"\x01"])
-    def test_an_ill_formed_request_id_is_replaced(self, given: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_an_ill_formed_request_id_is_replaced(self, given: bytes) -> None:
+        async with before_oracle() as (on, oracle):
             answer = await ask(on, post(b"x-request-id: " + given))
             if answer.status == 200:
                 made = answer.headers["x-request-id"]
@@ -168,17 +152,15 @@ class TestHeaders:
             else:
                 assert (answer.status, given) == (400, b"\x01")
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"TLS/1.0"])
     @pytest.mark.parametrize("method", [b"GET", b"POST"])
-    def test_upgrades_are_ignored(self, protocol: bytes, method: bytes) -> None:
+    async def test_upgrades_are_ignored(self, protocol: bytes, method: bytes) -> None:
         headers = (
             b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHTTP2-Settings: AAAA\r\n"
         )
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle() as (on, oracle):
             if method == b"GET":
                 request = b"GET /v1/models HTTP/1.1\r\n" + HOST + headers + b"\r\n"
             else:
@@ -188,40 +170,33 @@ class TestHeaders:
             assert answer.closes
             assert len(oracle.requests) == 1
 
-        before_oracle(scene)
-
 
 class TestOldHttp:
     STREAM = b'{"prompt":"x","stream":true}'
 
     @pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive"])
-    def test_a_stream_to_http_1_0_is_not_chunked(self, connection: bytes) -> None:
-        async def main() -> None:
-            async with RawBackend(by_request).running() as backend, stage([backend.url]) as on:
-                line = b"POST /v1/completions HTTP/1.0\r\n"
-                length = b"Content-Length: %d\r\n" % len(self.STREAM)
-                headers = length + (connection + b"\r\n" if connection else b"")
-                got = await raw(on, line + headers + b"\r\n" + self.STREAM)
-                (answer,) = responses(got)
-                assert answer.version == "1.0"
-                assert "transfer-encoding" not in answer.headers
-                assert answer.body == EVENT + EVENT + USAGE + DONE
-                assert answer.closes
-                await settle()
-                on.assert_nothing_held()
+    async def test_a_stream_to_http_1_0_is_not_chunked(self, connection: bytes) -> None:
+        async with RawBackend(by_request).running() as backend, stage([backend.url]) as on:
+            line = b"POST /v1/completions HTTP/1.0\r\n"
+            length = b"Content-Length: %d\r\n" % len(self.STREAM)
+            headers = length + (connection + b"\r\n" if connection else b"")
+            got = await raw(on, line + headers + b"\r\n" + self.STREAM)
+            (answer,) = responses(got)
+            assert answer.version == "1.0"
+            assert "transfer-encoding" not in answer.headers
+            assert answer.body == EVENT + EVENT + USAGE + DONE
+            assert answer.closes
+            await settle()
+            on.assert_nothing_held()
 
-        run(main())
-
-    def test_whole_answers_and_keep_alive(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_whole_answers_and_keep_alive(self) -> None:
+        async with before_oracle() as (on, _):
             old = LAST.replace(b"1.1", b"1.0").replace(HOST, b"")
             assert (await ask(on, old)).closes
             kept = old.replace(CLOSE, b"Connection: keep-alive\r\n")
             answers = responses(await raw(on, kept + old))
             assert [a.status for a in answers] == [200, 200]
             assert [a.closes for a in answers] == [False, True]
-
-        before_oracle(scene)
 
 
 class TestCors:
@@ -232,8 +207,8 @@ class TestCors:
         lines = b"".join(header + b"\r\n" for header in headers)
         return b"OPTIONS /v1/chat/completions HTTP/1.1\r\n" + HOST + CLOSE + lines + b"\r\n"
 
-    def test_off_unless_configured(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_off_unless_configured(self) -> None:
+        async with before_oracle() as (on, _):
             for request in (
                 self.preflight(self.ORIGIN, b"Access-Control-Request-Method: POST"),
                 post(self.ORIGIN),
@@ -242,10 +217,8 @@ class TestCors:
                 names = (await ask(on, request)).headers
                 assert not [n for n in names if n.startswith("access-control") or n == "vary"]
 
-        before_oracle(scene)
-
-    def test_a_listed_origin(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_a_listed_origin(self) -> None:
+        async with before_oracle(**self.ALLOWED) as (on, _):
             wanted = (self.ORIGIN, b"Access-Control-Request-Method: POST")
             answer = await ask(on, self.preflight(*wanted))
             assert answer.status == 204
@@ -265,15 +238,13 @@ class TestCors:
                 assert answer.headers["vary"] == "origin"
                 assert "access-control-allow-credentials" not in answer.headers
 
-        before_oracle(scene, **self.ALLOWED)
-
     @pytest.mark.parametrize(
         "origin",
         [b"https://evil.example", b"https://chat.example.evil", b"http://chat.example", b"null",
          b"https://CHAT.example", b"https://chat.example:8443", b"*", b""],
     )  # fmt: skip
-    def test_another_origin(self, origin: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_another_origin(self, origin: bytes) -> None:
+        async with before_oracle(**self.ALLOWED) as (on, _):
             wanted = b"Access-Control-Request-Method: POST"
             for request in (
                 self.preflight(b"Origin: " + origin, wanted),
@@ -283,16 +254,14 @@ class TestCors:
                 assert not [name for name in headers if name.startswith("access-control")]
                 assert headers["vary"] == "origin"
 
-        before_oracle(scene, **self.ALLOWED)
-
     @pytest.mark.parametrize("origin", ["*", "chat.example", "https://x/", "https://*.x", "null"])
     def test_only_exact_origins_are_configured(self, origin: str) -> None:
         with pytest.raises(InputError, match="origin"):
             load_config(None, {"cors_origins": [origin]}, {})
 
 
-def test_parser_errors_name_a_request_id_and_quote_nothing() -> None:
-    async def scene(on: Stage, oracle: Oracle) -> None:
+async def test_parser_errors_name_a_request_id_and_quote_nothing() -> None:
+    async with before_oracle() as (on, _):
         answer = await ask(on, b"GET /secret-path\x00 HTTP/1.1\r\nAuthorization: hunter2\r\n\r\n")
         error: dict[str, Any] = answer.error
         assert error["code"] == "bad_http"
@@ -300,5 +269,3 @@ def test_parser_errors_name_a_request_id_and_quote_nothing() -> None:
         assert "secret" not in json.dumps(error)
         async with connected(on):
             pass
-
-    before_oracle(scene)

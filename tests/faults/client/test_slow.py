@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from aiohttp import web
-from proxy_stage import STREAM_HEAD, USAGE, Call, RawBackend, Stage, chunk, settle, silent, stage
+from proxy_stage import STREAM_HEAD, USAGE, Call, RawBackend, chunk, settle, silent, stage
 from raw_client import (
     BODY,
     GOOD,
@@ -13,7 +13,6 @@ from raw_client import (
     LAST,
     LENGTH,
     POST,
-    Oracle,
     ask,
     before_oracle,
     connected,
@@ -23,7 +22,6 @@ from raw_client import (
 
 from forebay.proxy.http1.server.listen import listen
 from forebay.proxy.http1.server.server import HttpServer
-from forebay.replay.clock.virtual_loop import run
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 
@@ -34,8 +32,8 @@ def now() -> float:
 
 class TestSlowHeaders:
     @pytest.mark.parametrize("start", [b"P", b"POST /v1/comp", HEAD, HEAD + b"X: y\r\n"])
-    def test_of_the_first_request(self, start: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_of_the_first_request(self, start: bytes) -> None:
+        async with before_oracle() as (on, oracle):
             began = now()
             answer = await ask(on, start)
             assert (answer.status, answer.error["code"]) == (408, "request_timeout")
@@ -43,35 +41,27 @@ class TestSlowHeaders:
             assert now() - began == pytest.approx(10, abs=1)
             assert not oracle.requests
 
-        before_oracle(scene)
-
-    def test_dribbled_for_ever(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_dribbled_for_ever(self) -> None:
+        async with before_oracle() as (on, _):
             began = now()
             got = await raw(on, *[b"X" if i else HEAD for i in range(20)], pause_s=1)
             assert responses(got)[0].status == 408
             assert now() - began < 25
 
-        before_oracle(scene)
-
-    def test_of_the_second_request_from_its_first_byte(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_of_the_second_request_from_its_first_byte(self) -> None:
+        async with before_oracle() as (on, oracle):
             began = now()
             got = await raw(on, GOOD, HEAD, pause_s=40)
             assert [r.status for r in responses(got)] == [200, 408]
             assert now() - began == pytest.approx(50, abs=1)
             assert len(oracle.requests) == 1
 
-        before_oracle(scene)
-
-    def test_in_time_is_in_time(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_in_time_is_in_time(self) -> None:
+        async with before_oracle() as (on, _):
             got = await raw(on, GOOD, LAST[:40], LAST[40:60], LAST[60:], pause_s=4)
             assert [r.status for r in responses(got)] == [200, 200]
 
-        before_oracle(scene)
-
-    def test_behind_an_answer_that_is_under_way(self) -> None:
+    async def test_behind_an_answer_that_is_under_way(self) -> None:
         """The answer goes out whole, then the connection closes; no 408 in the middle of it."""
 
         async def slow(call: Call) -> None:
@@ -79,35 +69,30 @@ class TestSlowHeaders:
             await asyncio.sleep(30)
             await call.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-        async def main() -> None:
-            async with RawBackend(slow).running() as backend, stage([backend.url]) as on:
-                body = b'{"prompt":"x","stream":true}'
-                first = POST + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
-                got = await raw(on, first, HEAD, pause_s=1)
-                (answer,) = responses(got)
-                assert answer.body == USAGE + b"data: [DONE]\n\n"
-                await settle()
-                on.assert_nothing_held()
-
-        run(main())
+        async with RawBackend(slow).running() as backend, stage([backend.url]) as on:
+            body = b'{"prompt":"x","stream":true}'
+            first = POST + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            got = await raw(on, first, HEAD, pause_s=1)
+            (answer,) = responses(got)
+            assert answer.body == USAGE + b"data: [DONE]\n\n"
+            await settle()
+            on.assert_nothing_held()
 
     @pytest.mark.parametrize(("first", "after_s"), [(b"", 10), (GOOD, 75)])
-    def test_silence_is_not_answered(self, first: bytes, after_s: float) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_silence_is_not_answered(self, first: bytes, after_s: float) -> None:
+        async with before_oracle() as (on, _):
             began = now()
             got = await raw(on, first)
             assert [r.status for r in responses(got)] == ([200] if first else [])
             assert now() - began == pytest.approx(after_s, abs=1)
-
-        before_oracle(scene)
 
 
 class TestSlowBodies:
     @pytest.mark.parametrize(
         "start", [LENGTH + b"\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n5"]
     )
-    def test_stalled(self, start: bytes) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_stalled(self, start: bytes) -> None:
+        async with before_oracle() as (on, oracle):
             began = now()
             answer = await ask(on, POST + HOST + start)
             assert (answer.status, answer.error["code"]) == (408, "request_timeout")
@@ -115,35 +100,29 @@ class TestSlowBodies:
             assert now() - began == pytest.approx(10, abs=2)
             assert not oracle.requests
 
-        before_oracle(scene)
-
-    def test_a_stated_length_buys_no_time(self) -> None:
+    async def test_a_stated_length_buys_no_time(self) -> None:
         """Memory reserved for a large body that does not come is released after 10 s."""
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle() as (on, _):
             began = now()
             answer = await ask(on, POST + HOST + b"Content-Length: 16000000\r\n\r\n{")
             assert answer.status == 408
             assert now() - began == pytest.approx(10, abs=2)
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize(("pause_s", "status"), [(0.9, 200), (2.0, 408)])
-    def test_the_least_rate(self, pause_s: float, status: int) -> None:
+    async def test_the_least_rate(self, pause_s: float, status: int) -> None:
         """100 KB/s, with 10 s to spare."""
         body = b'{"max_tokens":1,"prompt":"' + b"x" * 3_000_000 + b'"}'
         parts = [body[i : i + 100_000] for i in range(0, len(body), 100_000)]
         head = POST + HOST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
 
-        async def scene(on: Stage, oracle: Oracle) -> None:
+        async with before_oracle(buckets=[{"name": "any", "up_to": 10_000_000}]) as (on, oracle):
             answer = await ask(on, head, *parts, pause_s=pause_s)
             assert answer.status == status
             assert len(oracle.requests) == (status == 200)
 
-        before_oracle(scene, buckets=[{"name": "any", "up_to": 10_000_000}])
-
-    def test_many_small_pieces_are_one_body(self) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_many_small_pieces_are_one_body(self) -> None:
+        async with before_oracle() as (on, oracle):
             parts = [bytes([b]) for b in BODY]
             answer = await ask(
                 on, POST + HOST + b"Connection: close\r\n" + LENGTH + b"\r\n", *parts
@@ -151,16 +130,14 @@ class TestSlowBodies:
             assert answer.status == 200
             assert oracle.requests[0].body == BODY
 
-        before_oracle(scene)
-
 
 class TestGone:
     @pytest.mark.parametrize(
         "sent", [b"", HEAD[:20], HEAD + LENGTH + b"\r\n", HEAD + LENGTH + b"\r\n" + BODY[:9]]
     )
     @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
-    def test_while_asking(self, sent: bytes, how: str) -> None:
-        async def scene(on: Stage, oracle: Oracle) -> None:
+    async def test_while_asking(self, sent: bytes, how: str) -> None:
+        async with before_oracle() as (on, oracle):
             async with connected(on) as (_, writer):
                 writer.write(sent)
                 await settle()
@@ -169,28 +146,23 @@ class TestGone:
             assert not oracle.requests
             assert on.proxy.app.active == 0
 
-        before_oracle(scene)
-
     @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
     @pytest.mark.parametrize("behind", [b"", GOOD * 3, HEAD])
-    def test_while_waiting_for_the_answer(self, how: str, behind: bytes) -> None:
+    async def test_while_waiting_for_the_answer(self, how: str, behind: bytes) -> None:
         """A half-close too is taken for a client that is gone; pipelined requests hide nothing."""
 
-        async def main() -> None:
-            async with RawBackend(silent).running() as backend, stage([backend.url]) as on:
-                async with connected(on) as (reader, writer):
-                    writer.write(GOOD + behind)
-                    await settle()
-                    assert backend.open == 1
-                    leave(writer, how)
-                    await settle()
-                    assert backend.open == 0
-                    assert len(backend.calls) == 1
-                    if how == "half-close":
-                        assert await reader.read() == b""
-                on.assert_nothing_held()
-
-        run(main())
+        async with RawBackend(silent).running() as backend, stage([backend.url]) as on:
+            async with connected(on) as (reader, writer):
+                writer.write(GOOD + behind)
+                await settle()
+                assert backend.open == 1
+                leave(writer, how)
+                await settle()
+                assert backend.open == 0
+                assert len(backend.calls) == 1
+                if how == "half-close":
+                    assert await reader.read() == b""
+            on.assert_nothing_held()
 
 
 class TestNeverReading:
@@ -202,7 +174,9 @@ class TestNeverReading:
             (GOOD, HEAD, 10 + 2),  # refused, behind what was not taken
         ],
     )
-    def test_a_closed_connection_is_cut(self, request_: bytes, then: bytes, after_s: float) -> None:
+    async def test_a_closed_connection_is_cut(
+        self, request_: bytes, then: bytes, after_s: float
+    ) -> None:
         """Although what is left is less than writing an answer waits for."""
 
         async def much(request: web.BaseRequest) -> web.Response:
@@ -211,23 +185,20 @@ class TestNeverReading:
             kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             return web.Response(body=b"x" * 60_000)
 
-        async def main() -> None:
-            server = HttpServer(much, client_write_s=2)
-            runner, port = await listen(server, "127.0.0.1", 0)
-            deaf = socket.socket()
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.connect(("127.0.0.1", port))
-            deaf.sendall(request_)
-            await settle()
-            deaf.sendall(then)
-            await asyncio.sleep(after_s - 0.5)
-            assert server.open_connections == 1
-            await asyncio.sleep(1)
-            assert not server.open_connections
-            deaf.close()
-            await runner.cleanup()
-
-        run(main())
+        server = HttpServer(much, client_write_s=2)
+        runner, port = await listen(server, "127.0.0.1", 0)
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", port))
+        deaf.sendall(request_)
+        await settle()
+        deaf.sendall(then)
+        await asyncio.sleep(after_s - 0.5)
+        assert server.open_connections == 1
+        await asyncio.sleep(1)
+        assert not server.open_connections
+        deaf.close()
+        await runner.cleanup()
 
 
 def leave(writer: asyncio.StreamWriter, how: str) -> None:

@@ -20,6 +20,7 @@ from proxy_stage import (
     answer,
     chunk,
     on_stage,
+    play,
     settle,
     silent,
     whole,
@@ -50,8 +51,8 @@ class TestLeaving:
     """Within a moment all is released and the backend's connection is closed."""
 
     @LEAVES
-    def test_while_uploading(self, how: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_while_uploading(self, how: str) -> None:
+        async with on_stage(None) as (on, backends):
             client = await Raw.connect(on)
             client.post({"prompt": "x" * 10_000}, sent=5_000)
             await asyncio.sleep(0.1)
@@ -61,11 +62,9 @@ class TestLeaving:
             assert on.proxy.app.active == 0
             assert not backends[0].calls
 
-        on_stage(scene, None)
-
     @LEAVES
-    def test_while_queued(self, how: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_while_queued(self, how: str) -> None:
+        async with on_stage(silent, **ONE_SLOT) as (on, backends):
             first, second = await Raw.connect(on), await Raw.connect(on)
             first.post()
             await asyncio.sleep(0.1)
@@ -81,12 +80,10 @@ class TestLeaving:
             assert len(backends[0].calls) == 1  # the other was never sent
             assert backends[0].open == 0
 
-        on_stage(scene, silent, **ONE_SLOT)
-
     @LEAVES
     @pytest.mark.parametrize("where", ["prefill", "stalled stream", "whole"])
-    def test_while_the_backend_works(self, how: str, where: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_while_the_backend_works(self, how: str, where: str) -> None:
+        async with on_stage(stalls if where == "stalled stream" else silent) as (on, backends):
             client = await Raw.connect(on)
             client.post({"prompt": "x"} if where == "whole" else STREAMED)
             await asyncio.sleep(0.1)
@@ -96,17 +93,15 @@ class TestLeaving:
             assert backends[0].open == 0
             on.assert_nothing_held()
 
-        on_stage(scene, stalls if where == "stalled stream" else silent)
-
     @LEAVES
-    def test_in_mid_stream(self, how: str) -> None:
+    async def test_in_mid_stream(self, how: str) -> None:
         async def slowly(call: Call) -> None:
             await call.send(STREAM_HEAD)
             while not call.writer.is_closing():
                 await call.send(chunk(EVENT))
                 await asyncio.sleep(0.02)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(slowly) as (on, backends):
             client = await Raw.connect(on)
             client.post()
             await client.reader.readuntil(b"data: ")
@@ -115,11 +110,9 @@ class TestLeaving:
             assert backends[0].open == 0
             on.assert_nothing_held()
 
-        on_stage(scene, slowly)
-
     @pytest.mark.parametrize("how", ["close", "reset"])
-    def test_with_a_blocked_write(self, how: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_with_a_blocked_write(self, how: str) -> None:
+        async with on_stage(floods) as (on, backends):
             client = await Raw.connect(on, receives=4096)
             client.post()
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -130,14 +123,12 @@ class TestLeaving:
             assert backends[0].open == 0
             on.assert_nothing_held()
 
-        on_stage(scene, floods)
-
     @LEAVES
-    def test_while_it_is_tried_a_second_time(self, how: str) -> None:
+    async def test_while_it_is_tried_a_second_time(self, how: str) -> None:
         async def fails(call: Call) -> None:
             await call.send(answer(500, b"{}"))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(fails, silent) as (on, backends):
             client = await Raw.connect(on)
             client.post()
             await asyncio.sleep(0.1)
@@ -147,13 +138,11 @@ class TestLeaving:
             assert [b.open for b in backends] == [0, 0]
             on.assert_nothing_held()
 
-        on_stage(scene, fails, silent)
-
     @LEAVES
-    def test_with_pipelined_requests(self, how: str) -> None:
+    async def test_with_pipelined_requests(self, how: str) -> None:
         """The first is hung up on, the others never begin."""
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(silent) as (on, backends):
             client = await Raw.connect(on)
             for _ in range(3):
                 client.post()
@@ -164,10 +153,8 @@ class TestLeaving:
             assert len(backends[0].calls) == 1
             assert backends[0].open == 0
 
-        on_stage(scene, silent)
-
-    def test_pipelined_requests_are_answered_in_order(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_pipelined_requests_are_answered_in_order(self) -> None:
+        async with on_stage(None) as (on, _):
             client = await Raw.connect(on)
             client.post(STREAMED)
             client.post({"prompt": "x"})
@@ -180,10 +167,8 @@ class TestLeaving:
             assert b"[done]" in third
             client.writer.close()
 
-        on_stage(scene, None)
-
-    def test_it_is_not_held_against_the_backend(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_it_is_not_held_against_the_backend(self) -> None:
+        async with on_stage(silent) as (on, _):
             for _ in range(10):
                 client = await Raw.connect(on)
                 client.post()
@@ -192,11 +177,9 @@ class TestLeaving:
             await settle()
             assert on.proxy.backends.health.state("b0") == "up"
 
-        on_stage(scene, silent)
-
 
 class TestReading:
-    def test_a_slow_reader_gets_all_of_it_through_bounded_buffers(self) -> None:
+    async def test_a_slow_reader_gets_all_of_it_through_bounded_buffers(self) -> None:
         sent = 0
 
         async def much(call: Call) -> None:
@@ -207,7 +190,7 @@ class TestReading:
                 sent += len(EVENT) * 500
             await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(much) as (on, _):
             client = await Raw.connect(on)
             client.post(STREAMED, "connection: close")
             transport: Any = client.writer.transport
@@ -226,11 +209,9 @@ class TestReading:
             assert 0.9 * 500 * CHUNKS < got <= 500 * CHUNKS + 1  # reads and chunks cut some in two
             client.writer.close()
 
-        on_stage(scene, much)
-
     @pytest.mark.parametrize("what", ["stream", "whole"])
     @pytest.mark.parametrize("steady", [True, False], ids=["steady", "a byte now and then"])
-    def test_a_slow_and_steady_reader_is_not_cut_off(self, steady: bool, what: str) -> None:
+    async def test_a_slow_and_steady_reader_is_not_cut_off(self, steady: bool, what: str) -> None:
         """The answer takes it many times `client_write`; each read makes room for the next."""
         size = 8 << 20
 
@@ -243,7 +224,7 @@ class TestReading:
                 await call.send(chunk(EVENT * 500))
             await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(large, timeouts={"client_write": "30s"}) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             wire = socket.socket()
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
@@ -265,14 +246,14 @@ class TestReading:
                 assert on.proxy.app.active == 0
             assert (got > 0.9 * size) == steady
 
-        on_stage(scene, large, timeouts={"client_write": "30s"})
-
     @pytest.mark.parametrize("what", ["stream", "whole"])
-    def test_a_reader_that_never_reads_is_cut_off(self, what: str) -> None:
+    async def test_a_reader_that_never_reads_is_cut_off(self, what: str) -> None:
         async def huge(call: Call) -> None:
             await call.send(answer(200, b'{"x":"' + b"x" * (12 << 20) + b'"}'))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(
+            floods if what == "stream" else huge, timeouts={"client_write": "2s"}
+        ) as (on, backends):
             client = await Raw.connect(on, receives=4096)
             client.post(STREAMED if what == "stream" else {"prompt": "x"})
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -284,11 +265,9 @@ class TestReading:
             assert backends[0].open == 0 or what == "whole"
             client.writer.transport.abort()
 
-        on_stage(scene, floods if what == "stream" else huge, timeouts={"client_write": "2s"})
-
     @pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
     @pytest.mark.parametrize("what", ["stream", "whole"])
-    def test_a_reader_that_never_reads_the_last_of_it_is_cut_off(
+    async def test_a_reader_that_never_reads_the_last_of_it_is_cut_off(
         self, what: str, header: str
     ) -> None:
         """The unread rest is smaller than the buffer limit at which writing waits."""
@@ -299,7 +278,7 @@ class TestReading:
             else:
                 await call.send(STREAM_HEAD + chunk(EVENT * 800) + chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(last, timeouts={"client_write": "2s"}) as (on, _):
             client = await Raw.connect(on, receives=4096)
             await little_room(on)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -313,9 +292,7 @@ class TestReading:
             assert not on.proxy.app.active
             client.writer.transport.abort()
 
-        on_stage(scene, last, timeouts={"client_write": "2s"})
-
-    def test_a_cut_stream_does_not_keep_a_connection_that_nobody_reads(self) -> None:
+    async def test_a_cut_stream_does_not_keep_a_connection_that_nobody_reads(self) -> None:
         async def cut(call: Call) -> None:
             await call.send(STREAM_HEAD)
             for _ in range(400):
@@ -323,7 +300,7 @@ class TestReading:
                 await asyncio.sleep(0)
             call.reset()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(cut, timeouts={"client_write": "2s"}) as (on, backends):
             client = await Raw.connect(on, receives=4096)
             client.post()
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -331,8 +308,6 @@ class TestReading:
             assert backends[0].open == 0
             assert not on.proxy.app.active
             client.writer.transport.abort()
-
-        on_stage(scene, cut, timeouts={"client_write": "2s"})
 
     def test_a_backend_that_does_not_read_is_given_up(self) -> None:
         """The body is larger than its buffers: the time-out for the first event ends it."""
@@ -356,20 +331,18 @@ class TestReading:
             hold.set()
             deaf.close()
 
-        on_stage(main_scene, whole, timeouts={"first_token": "5s"}, health={"interval": "900s"})
+        play(main_scene, whole, timeouts={"first_token": "5s"}, health={"interval": "900s"})
 
 
-def test_an_early_refusal_of_a_large_body_is_passed_on() -> None:
+async def test_an_early_refusal_of_a_large_body_is_passed_on() -> None:
     """A backend may answer before it has read everything."""
 
     async def early(call: Call) -> None:
         await call.send(answer(413, b'{"error":{"message":"too long"}}', "connection: close"))
         call.writer.close()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(early) as (on, _):
         client = await Raw.connect(on)
         client.post({**STREAMED, "user": "x" * (4 << 20)})
         assert b" 413 " in await client.reader.readline()
         client.writer.close()
-
-    on_stage(scene, early)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from proxy_stage import RawBackend, Stage, on_stage, stream
+from proxy_stage import on_stage, stream
 
 from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
@@ -56,7 +56,7 @@ def test_three_failures_in_a_row_put_one_out() -> None:
     assert fleet.may == {"a": NONE, "b": ANY}
 
 
-def test_the_work_for_a_probe_does_not_depend_on_the_number_of_servers(
+async def test_the_work_for_a_probe_does_not_depend_on_the_number_of_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only a change looks at all of them, and at each of them once."""
@@ -76,13 +76,11 @@ def test_the_work_for_a_probe_does_not_depend_on_the_number_of_servers(
     health.intakes(0.2)
     assert len(asked) == 200
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, None, health={"interval": "1s"}) as (_, _):
         await asyncio.sleep(3)
         asked.clear()
         await asyncio.sleep(20)
         assert not asked  # forty probes, and nothing has changed
-
-    on_stage(scene, None, None, health={"interval": "1s"})
 
 
 def test_an_ejected_backend_that_goes_down_has_lost_its_cache() -> None:
@@ -404,8 +402,8 @@ def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
 class TestLateLoop:
     """The proxy itself stands still, so it sees answers to its probes late."""
 
-    def test_no_backend_is_called_dead_for_it(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_no_backend_is_called_dead_for_it(self) -> None:
+        async with on_stage(stream, stream) as (on, backends):
             loop = asyncio.get_running_loop()
             assert isinstance(loop, VirtualClockLoop)
             for backend in backends:
@@ -416,10 +414,8 @@ class TestLateLoop:
             assert not [line for line in on.said if "down" in line]
             assert all(link.up for link in on.proxy.backends.links.values())
 
-        on_stage(scene, stream, stream)
-
-    def test_one_that_hangs_is_found_all_the_same(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_one_that_hangs_is_found_all_the_same(self) -> None:
+        async with on_stage(stream, stream) as (on, backends):
             loop = asyncio.get_running_loop()
             assert isinstance(loop, VirtualClockLoop)
             backends[0].healthy = None
@@ -429,8 +425,6 @@ class TestLateLoop:
             assert [line for line in on.said if "down" in line] == [
                 "backend b0 is down (no health answer within 1 s)"
             ]
-
-        on_stage(scene, stream, stream)
 
     @pytest.mark.parametrize("late_s", [0.0, 0.1])
     def test_a_loop_that_is_on_time_waits_no_longer_than_asked(self, late_s: float) -> None:
@@ -445,19 +439,16 @@ class TestLateLoop:
 
         assert run(wait()) == pytest.approx(1.0, abs=late_s + 0.01)
 
-    def test_a_cancelled_wait_is_no_timeout(self) -> None:
+    async def test_a_cancelled_wait_is_no_timeout(self) -> None:
         async def wait() -> None:
             with Patience(1.0):
                 await asyncio.sleep(60)
 
-        async def main() -> None:
-            task = asyncio.create_task(wait())
-            await asyncio.sleep(0.5)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-        run(main())
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 class TestShaperTakesIt:

@@ -9,9 +9,7 @@ from proxy_stage import (
     EVENT,
     STREAM_HEAD,
     Call,
-    RawBackend,
     Serve,
-    Stage,
     answer,
     by_request,
     chunk,
@@ -44,10 +42,11 @@ async def error_event(call: Call) -> None:
 
 @pytest.mark.parametrize("fault", [fails, resets, whole_for_a_stream, error_event])
 @pytest.mark.parametrize("at_once", [1, 20])
-def test_requests_that_fail_everywhere_put_nobody_out(fault: Serve, at_once: int) -> None:
+async def test_requests_that_fail_everywhere_put_nobody_out(fault: Serve, at_once: int) -> None:
     """Whether each is asked for twice, or there are too many for that; for five seconds."""
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    serve = on_poison(fault)
+    async with on_stage(serve, serve) as (on, _):
         stream = {**POISON, "stream": fault in (whole_for_a_stream, error_event)}
         health = on.proxy.backends.health
         seen: set[str] = set()
@@ -65,23 +64,18 @@ def test_requests_that_fail_everywhere_put_nobody_out(fault: Serve, at_once: int
         async with on.post() as response:
             assert response.status == 200
 
-    serve = on_poison(fault)
-    on_stage(scene, serve, serve)
-
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-def test_one_that_fails_what_another_serves_is_put_out(path: str) -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_one_that_fails_what_another_serves_is_put_out(path: str) -> None:
+    async with on_stage(fails, None) as (on, _):
         for _ in range(12):
             async with on.post({"prompt": "x", "input": "x"}, path) as response:
                 assert response.status == 200
         assert on.proxy.backends.health.state("b0") in ("ejected", "half_open")
         assert on.proxy.backends.health.state("b1") == "up"
 
-    on_stage(scene, fails, None)
 
-
-def test_one_that_fails_while_nobody_else_can_be_asked_is_put_out_soon() -> None:
+async def test_one_that_fails_while_nobody_else_can_be_asked_is_put_out_soon() -> None:
     """Too many fail at once for a retry of each: those count at the next health check."""
 
     async def slow(call: Call) -> None:
@@ -89,7 +83,8 @@ def test_one_that_fails_while_nobody_else_can_be_asked_is_put_out_soon() -> None
         await asyncio.sleep(20)
         await call.send(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(fails, slow) as (on, _):
+
         async def ask() -> None:
             async with on.post({"prompt": "x", "stream": True}) as response:
                 await response.read()
@@ -97,5 +92,3 @@ def test_one_that_fails_while_nobody_else_can_be_asked_is_put_out_soon() -> None
         asking = [asyncio.create_task(ask()) for _ in range(30)]
         await until(lambda: on.proxy.backends.health.state("b0") == "ejected")
         await asyncio.gather(*asking)
-
-    on_stage(scene, fails, slow)

@@ -31,7 +31,6 @@ from proxy_stage import (
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
-from forebay.replay.clock.virtual_loop import run
 
 COMMENT = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -105,15 +104,13 @@ async def comments_then_dies(call: Call) -> None:
 
 
 class TestOfTheServer:
-    def test_comments_are_passed_on_as_they_come(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_comments_are_passed_on_as_they_come(self) -> None:
+        async with on_stage(comments_then_answers) as (on, _):
             status, body, longest = await heard(on)
             assert (status, body) == (200, COMMENT * 6 + GOOD)
             assert longest <= 1.5
 
-        on_stage(scene, comments_then_answers)
-
-    def test_pings_are_passed_on_and_openings_kept(self) -> None:
+    async def test_pings_are_passed_on_and_openings_kept(self) -> None:
         opened = CREATED + COMMENT
         end = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
         start = b'event: message_start\ndata: {"type":"message_start"}\n\n'
@@ -124,7 +121,7 @@ class TestOfTheServer:
         async def serve(call: Call) -> None:
             await next(serves)(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, _):
             for path, heartbeat, whole in [
                 ("/v1/messages", PING, PING + start + end),
                 ("/v1/responses", COMMENT, COMMENT + CREATED + DELTA + COMPLETED),
@@ -136,23 +133,19 @@ class TestOfTheServer:
                     rest = await response.read()
                     assert heartbeat + rest == whole
 
-        on_stage(scene, serve)
-
-    def test_one_that_dies_behind_them_is_replaced(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_one_that_dies_behind_them_is_replaced(self) -> None:
+        async with on_stage(comments_then_dies, stream) as (on, backends):
             assert (await heard(on))[:2] == (200, COMMENT + GOOD)
             assert [len(b.calls) for b in backends] == [1, 1]
 
-        on_stage(scene, comments_then_dies, stream)
-
-    def test_comments_are_no_output(self) -> None:
+    async def test_comments_are_no_output(self) -> None:
         async def for_ever(call: Call) -> None:
             await call.send(STREAM_HEAD)
             while True:
                 await call.send(chunk(COMMENT))
                 await asyncio.sleep(1)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(for_ever, timeouts={"first_token": "10s"}) as (on, _):
             began = now()
             status, body, longest = await heard(on)
             assert status == 200
@@ -162,9 +155,7 @@ class TestOfTheServer:
             counted = 'forebay_upstream_errors_total{backend="b0",kind="only_heartbeats"} 1.0'
             assert counted in on.proxy.metrics.text().decode()
 
-        on_stage(scene, for_ever, timeouts={"first_token": "10s"})
-
-    def test_a_client_that_does_not_read_gets_few_of_them(self) -> None:
+    async def test_a_client_that_does_not_read_gets_few_of_them(self) -> None:
         """What it leaves does not fill the memory, nor count as the server's failure."""
         many = b": " + b"x" * (1 << 20) + b"\n\n"
 
@@ -175,18 +166,16 @@ class TestOfTheServer:
                 await asyncio.sleep(1)
             await call.send(chunk(GOOD) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(chatters) as (on, _):
             assert 3 * len(many) < MAX_EVENT_BYTES
             async with on.post(STREAMED) as response:
                 await asyncio.sleep(5)
                 assert (await response.read()).endswith(GOOD)
 
-        on_stage(scene, chatters)
-
 
 class TestOfForebay:
     @pytest.mark.parametrize("path", ASKED)
-    def test_a_silent_server(self, path: str) -> None:
+    async def test_a_silent_server(self, path: str) -> None:
         beat = PING if path == "/v1/messages" else COMMENT
         ends = {
             "/v1/responses": DELTA + COMPLETED,
@@ -194,15 +183,13 @@ class TestOfForebay:
         }
         end = ends.get(path, GOOD)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(after(40, end)) as (on, _):
             status, body, longest = await heard(on, path)
             assert (status, body) == (200, beat * 2 + end)
             assert longest <= 16
 
-        on_stage(scene, after(40, end))
-
-    def test_waiting_in_the_queue(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_waiting_in_the_queue(self) -> None:
+        async with on_stage(after(9, GOOD), **ONE_SLOT, **OFTEN) as (on, backends):
             first = asyncio.create_task(heard(on))
             await until(lambda: backends[0].open == 1)
             status, body, longest = await heard(on)
@@ -212,24 +199,21 @@ class TestOfForebay:
             assert longest <= 3
             await first
 
-        on_stage(scene, after(9, GOOD), **ONE_SLOT, **OFTEN)
-
-    def test_a_server_that_dies_behind_them_is_replaced(self) -> None:
+    async def test_a_server_that_dies_behind_them_is_replaced(self) -> None:
         async def dies(call: Call) -> None:
             await asyncio.sleep(5)
             call.reset()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(dies, stream, **OFTEN) as (on, backends):
             assert (await heard(on))[:2] == (200, COMMENT * 2 + GOOD)
             assert [len(b.calls) for b in backends] == [1, 1]
 
-        on_stage(scene, dies, stream, **OFTEN)
-
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
-    def test_a_rejection_behind_them_is_an_error_event(self, path: str) -> None:
+    async def test_a_rejection_behind_them_is_an_error_event(self, path: str) -> None:
         typed = path == "/v1/messages"
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        buckets = [{"name": "chat", "up_to": 5000, "max_queue": 2, "max_wait": "9s"}]
+        async with on_stage(silent, **(ONE_SLOT | {"buckets": buckets}), **OFTEN) as (on, backends):
             holder = asyncio.create_task(heard(on))
             await until(lambda: backends[0].open == 1)
             status, body, _ = await heard(on, path)
@@ -237,9 +221,6 @@ class TestOfForebay:
             error = error_in(body, PING if typed else COMMENT, typed)
             assert error["code"] == "deadline_unattainable"
             holder.cancel()
-
-        buckets = [{"name": "chat", "up_to": 5000, "max_queue": 2, "max_wait": "9s"}]
-        on_stage(scene, silent, **(ONE_SLOT | {"buckets": buckets}), **OFTEN)
 
     @pytest.mark.parametrize(
         ("said", "error"),
@@ -251,26 +232,24 @@ class TestOfForebay:
         ],
         ids=["as it is", "of old", "no JSON", "too large"],
     )
-    def test_a_servers_error_behind_them_is_an_event(self, said: bytes, error: Any) -> None:
+    async def test_a_servers_error_behind_them_is_an_event(self, said: bytes, error: Any) -> None:
         async def refuses(call: Call) -> None:
             await asyncio.sleep(5)
             await call.send(said)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(refuses, **OFTEN) as (on, _):
             status, body, _ = await heard(on)
             got = error_in(body, COMMENT)
             assert status == 200
             assert got["code"] == "upstream_error" if error is None else got == error
 
-        on_stage(scene, refuses, **OFTEN)
-
     @pytest.mark.parametrize("comment", [b"", COMMENT])
-    def test_the_client_leaves(self, comment: bytes) -> None:
+    async def test_the_client_leaves(self, comment: bytes) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + (chunk(comment) if comment else b""))
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, **OFTEN) as (on, backends):
             async with on.post(STREAMED) as response:
                 assert await response.content.readany() == COMMENT
                 response.close()
@@ -279,82 +258,65 @@ class TestOfForebay:
             assert backends[0].open == 0
             assert not on.proxy.app._watchdog.beating
 
-        on_stage(scene, serve, **OFTEN)
-
-    def test_a_byte_order_mark_behind_them_is_left_out(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_byte_order_mark_behind_them_is_left_out(self) -> None:
+        async with on_stage(after(5, b"\xef\xbb\xbf" + GOOD), **OFTEN) as (on, _):
             assert (await heard(on))[1] == COMMENT * 2 + GOOD
 
-        on_stage(scene, after(5, b"\xef\xbb\xbf" + GOOD), **OFTEN)
-
-    def test_a_drain_behind_them(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_drain_behind_them(self) -> None:
+        async with on_stage(silent, **OFTEN) as (on, _):
             asking = asyncio.create_task(heard(on))
             await asyncio.sleep(5)
             on.proxy.app.end_all()
             assert error_in((await asking)[1], COMMENT)["code"] == "draining"
 
-        on_stage(scene, silent, **OFTEN)
-
-    def test_a_reload_behind_them(self) -> None:
+    async def test_a_reload_behind_them(self) -> None:
         """The request keeps its heartbeats, and goes to the server that has come."""
 
         async def dies(call: Call) -> None:
             await asyncio.sleep(9)
             call.reset()
 
-        async def main() -> None:
-            old, new = RawBackend(dies), RawBackend(stream)
-            loaded: list[Config] = []
-            async with (
-                old.running(),
-                new.running(),
-                stage([old.url], load=lambda: loaded[0], **OFTEN) as on,
-            ):
-                asking = asyncio.create_task(heard(on))
-                await asyncio.sleep(3)
-                both = [{"name": "b0", "url": old.url}, {"name": "b1", "url": new.url}]
-                listen = {"port": 0, "admin_port": 0}
-                keys = {"listen": listen, "backends": both, "debug_headers": True, **OFF}
-                loaded.append(load_config(None, keys | {"limits": SHARED_LOOP}, {}))
-                await on.proxy.reloader.reload()
-                assert (await asking)[:2] == (200, COMMENT * 4 + GOOD)
-                assert len(new.calls) == 1
-                assert (await heard(on))[1] == GOOD
-                await settle()
-                on.assert_nothing_held()
+        old, new = RawBackend(dies), RawBackend(stream)
+        loaded: list[Config] = []
+        async with (
+            old.running(),
+            new.running(),
+            stage([old.url], load=lambda: loaded[0], **OFTEN) as on,
+        ):
+            asking = asyncio.create_task(heard(on))
+            await asyncio.sleep(3)
+            both = [{"name": "b0", "url": old.url}, {"name": "b1", "url": new.url}]
+            listen = {"port": 0, "admin_port": 0}
+            keys = {"listen": listen, "backends": both, "debug_headers": True, **OFF}
+            loaded.append(load_config(None, keys | {"limits": SHARED_LOOP}, {}))
+            await on.proxy.reloader.reload()
+            assert (await asking)[:2] == (200, COMMENT * 4 + GOOD)
+            assert len(new.calls) == 1
+            assert (await heard(on))[1] == GOOD
+            await settle()
+            on.assert_nothing_held()
 
-        run(main())
-
-    def test_http_1_0(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_http_1_0(self) -> None:
+        async with on_stage(after(5, GOOD), **OFTEN) as (on, _):
             client = aiohttp.ClientSession(version=aiohttp.HttpVersion10)
             async with client, client.post(on.url + "/v1/completions", json=STREAMED) as response:
                 assert await response.read() == COMMENT * 2 + GOOD
-
-        on_stage(scene, after(5, GOOD), **OFTEN)
 
 
 class TestOff:
     """Status and bytes are those of the server, after its first event."""
 
-    def test_comments_are_kept(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_comments_are_kept(self) -> None:
+        async with on_stage(comments_then_answers, **OFF) as (on, _):
             status, body, longest = await heard(on)
             assert (status, body) == (200, COMMENT * 6 + GOOD)
             assert longest > 5
 
-        on_stage(scene, comments_then_answers, **OFF)
-
-    def test_a_failure_has_its_status(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_failure_has_its_status(self) -> None:
+        async with on_stage(comments_then_dies, **OFF) as (on, _):
             assert (await heard(on))[0] == 502
 
-        on_stage(scene, comments_then_dies, **OFF)
-
     @pytest.mark.parametrize(("serve", "status"), [(busy, 503), (fails, 500)])
-    def test_so_has_one_before_the_first_heartbeat(self, serve: Any, status: int) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_so_has_one_before_the_first_heartbeat(self, serve: Any, status: int) -> None:
+        async with on_stage(serve) as (on, _):
             assert (await heard(on))[0] == status
-
-        on_stage(scene, serve)

@@ -3,8 +3,8 @@
 import asyncio
 import gzip
 import zlib
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -28,6 +28,7 @@ from proxy_stage import (
     chunk,
     error_of,
     on_stage,
+    play,
     settle,
     silent,
     stage,
@@ -41,7 +42,6 @@ from forebay.proxy.http1.client.client import Origin, read_all
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream
-from forebay.replay.clock.virtual_loop import run
 
 GOOD = EVENT + EVENT + USAGE + DONE
 
@@ -59,43 +59,35 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def with_dead(
-    scene: Callable[[Stage, list[RawBackend]], Awaitable[None]], dead: int, alive: int
-) -> None:
-    """Play `scene`; the first `dead` backends were up and now refuse connections."""
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            gone, living = AsyncExitStack(), [RawBackend() for _ in range(alive)]
-            dying = [RawBackend() for _ in range(dead)]
-            for backend in dying:
-                await gone.enter_async_context(backend.running())
-            for backend in living:
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([b.url for b in dying + living]))
-            await gone.aclose()
-            await scene(on, dying + living)
-            await settle()
-            on.assert_nothing_held()
-
-    run(main())
+@asynccontextmanager
+async def with_dead(dead: int, alive: int) -> AsyncIterator[Stage]:
+    """A proxy of which the first `dead` backends were up and now refuse connections."""
+    async with AsyncExitStack() as stack:
+        gone, living = AsyncExitStack(), [RawBackend() for _ in range(alive)]
+        dying = [RawBackend() for _ in range(dead)]
+        for backend in dying:
+            await gone.enter_async_context(backend.running())
+        for backend in living:
+            await stack.enter_async_context(backend.running())
+        on = await stack.enter_async_context(stage([b.url for b in dying + living]))
+        await gone.aclose()
+        yield on
+        await settle()
+        on.assert_nothing_held()
 
 
 class TestRefused:
-    def test_another_answers_at_once_and_nobody_sees_it(self) -> None:
+    async def test_another_answers_at_once_and_nobody_sees_it(self) -> None:
         """Requests that never reached a backend count neither as attempts nor as retries."""
-
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with with_dead(dead=2, alive=1) as on:
             began = now()
             answers = await asyncio.gather(*at_once(on, 40))
             assert {status for status, _ in answers} == {200}
             assert now() - began < 1
             assert any("is down (refuses connections)" in line for line in on.said)
 
-        with_dead(scene, dead=2, alive=1)
-
-    def test_all_refuse(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_all_refuse(self) -> None:
+        async with with_dead(dead=2, alive=0) as on:
             began = now()
             for _ in range(5):
                 async with on.post(STREAMED) as response:
@@ -104,28 +96,23 @@ class TestRefused:
                     assert (await error_of(response))["code"] == "no_backend_available"
             assert now() - began < 1
 
-        with_dead(scene, dead=2, alive=0)
-
-    def test_it_is_used_again_within_two_seconds_of_coming_back(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                backend = RawBackend()
-                async with backend.running():
-                    port = int(backend.url.rsplit(":", 1)[1])
-                    on = await stack.enter_async_context(stage([backend.url]))
-                assert (await ask(on))[0] == 503
-                await asyncio.sleep(20)
-                await stack.enter_async_context(backend.running(port))
-                await asyncio.sleep(2)
-                assert await ask(on) == (200, GOOD)
-
-        run(main())
+    async def test_it_is_used_again_within_two_seconds_of_coming_back(self) -> None:
+        async with AsyncExitStack() as stack:
+            backend = RawBackend()
+            async with backend.running():
+                port = int(backend.url.rsplit(":", 1)[1])
+                on = await stack.enter_async_context(stage([backend.url]))
+            assert (await ask(on))[0] == 503
+            await asyncio.sleep(20)
+            await stack.enter_async_context(backend.running(port))
+            await asyncio.sleep(2)
+            assert await ask(on) == (200, GOOD)
 
 
 class TestHangs:
     """The backend accepts connections and sends nothing, not even for /health."""
 
-    def test_what_it_has_not_begun_to_answer_goes_elsewhere(self) -> None:
+    async def test_what_it_has_not_begun_to_answer_goes_elsewhere(self) -> None:
         """Few at a time: the share of retries holds, and all get their answer."""
         at_b1, most = 0, 0
 
@@ -137,7 +124,7 @@ class TestHangs:
             at_b1 -= 1
             await stream(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(silent, slowly, admission={"dispatch_ahead": "60s"}) as (on, backends):
             hung, other = backends
             other.healthy = False
             await asyncio.sleep(3)  # so that all go to the one that will hang
@@ -154,9 +141,7 @@ class TestHangs:
             await settle()
             assert hung.open == 0
 
-        on_stage(scene, silent, slowly, admission={"dispatch_ahead": "60s"})
-
-    def test_one_that_was_tried_again_already_is_in_nobodys_way(self) -> None:
+    async def test_one_that_was_tried_again_already_is_in_nobodys_way(self) -> None:
         """A request that was retried once has to stay; requests behind it go elsewhere."""
 
         begun = asyncio.Event()
@@ -165,7 +150,13 @@ class TestHangs:
             await begun.wait()
             call.reset()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(
+            resets,
+            silent,
+            stream,
+            admission={"dispatch_ahead": "60s"},
+            timeouts={"first_token": "60s", "keep_alive": "0s"},
+        ) as (on, backends):
             first, hung, other = backends
             up = {name: link for name, link in on.proxy.backends.links.items()}
             hung.healthy = other.healthy = False
@@ -187,14 +178,8 @@ class TestHangs:
             assert not spent.done()
             assert (await spent)[0] == 504
 
-        on_stage(
-            scene, resets, silent, stream,
-            admission={"dispatch_ahead": "60s"},
-            timeouts={"first_token": "60s", "keep_alive": "0s"},
-        )  # fmt: skip
-
-    def test_with_nobody_else_it_is_a_timeout(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_with_nobody_else_it_is_a_timeout(self) -> None:
+        async with on_stage(silent, timeouts={"first_token": "10s"}) as (on, backends):
             (task,) = at_once(on, 1)
             await asyncio.sleep(0.1)
             backends[0].healthy = None
@@ -204,9 +189,7 @@ class TestHangs:
             await settle()
             assert backends[0].open == 0
 
-        on_stage(scene, silent, timeouts={"first_token": "10s"})
-
-    def test_a_late_health_of_one_that_answers_is_no_hang(self) -> None:
+    async def test_a_late_health_of_one_that_answers_is_no_hang(self) -> None:
         async def for_long(call: Call) -> None:
             await call.send(STREAM_HEAD)
             for _ in range(20):
@@ -214,19 +197,17 @@ class TestHangs:
                 await asyncio.sleep(0.5)
             await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(for_long) as (on, backends):
             (task,) = at_once(on, 1)
             await asyncio.sleep(0.1)
             backends[0].healthy = None
             assert (await task)[0] == 200
             assert not any("is down" in line for line in on.said)
 
-        on_stage(scene, for_long)
-
-    def test_it_never_connects(self) -> None:
+    async def test_it_never_connects(self) -> None:
         """The backend's accept queue is full, or packets are lost: the connect time-out."""
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(stream, stream) as (on, _):
             real = on.proxy.backends.open
 
             async def opened(method: str, link: Any, *rest: Any) -> UpstreamResponse:
@@ -239,11 +220,9 @@ class TestHangs:
             for _ in range(4):
                 assert await ask(on) == (200, GOOD)
 
-        on_stage(scene, stream, stream)
-
 
 class TestLost:
-    def test_all_in_flight_on_one_that_dies_are_answered(self) -> None:
+    async def test_all_in_flight_on_one_that_dies_are_answered(self) -> None:
         """Killed with many in prefill: the share of retries is not for these."""
         dead = asyncio.Event()
 
@@ -251,17 +230,15 @@ class TestLost:
             await dead.wait()
             call.reset()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(dies, stream, admission={"dispatch_ahead": "60s"}) as (on, backends):
             tasks = at_once(on, 40)
             await asyncio.sleep(0.2)
             assert backends[0].open > 5
             dead.set()
             assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
 
-        on_stage(scene, dies, stream, admission={"dispatch_ahead": "60s"})
-
     @pytest.mark.parametrize("body", [STREAMED, {"prompt": "x"}], ids=["stream", "whole"])
-    def test_the_race_with_a_kept_connection(self, body: dict[str, Any]) -> None:
+    async def test_the_race_with_a_kept_connection(self, body: dict[str, Any]) -> None:
         """The only backend closes each connection on its second request."""
         seen: set[asyncio.StreamWriter] = set()
 
@@ -272,28 +249,24 @@ class TestLost:
                 seen.add(call.writer)
                 await by_request(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(once) as (on, backends):
             for _ in range(6):
                 assert (await ask(on, body))[0] == 200
             assert len(backends[0].calls) > 6  # it did happen
 
-        on_stage(scene, once)
-
-    def test_a_poisonous_request_is_not_passed_around(self) -> None:
+    async def test_a_poisonous_request_is_not_passed_around(self) -> None:
         async def dies(call: Call) -> None:
             await asyncio.sleep(2)
             call.reset()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(dies, dies, dies) as (on, backends):
             assert (await ask(on))[0] == 502
             assert sum(len(b.calls) for b in backends) == 2
 
-        on_stage(scene, dies, dies, dies)
-
 
 class TestFull:
-    def test_it_is_left_alone_for_a_moment_and_never_called_dead(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_it_is_left_alone_for_a_moment_and_never_called_dead(self) -> None:
+        async with on_stage(busy, stream) as (on, backends):
             for _ in range(6):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 1
@@ -303,10 +276,8 @@ class TestFull:
             assert len(backends[0].calls) > 6
             assert not any("is down" in line for line in on.said)
 
-        on_stage(scene, busy, stream)
-
-    def test_other_paths_leave_it_alone_too(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_other_paths_leave_it_alone_too(self) -> None:
+        async with on_stage(busy, embeds) as (on, backends):
             assert await ask_embeddings(on) == await ask_embeddings(on) == 200
             asked = len(backends[0].calls)
             assert asked in (1, 2)  # it was asked first, or second; then the other one answered
@@ -314,45 +285,39 @@ class TestFull:
                 assert await ask_embeddings(on) == 200
             assert len(backends[0].calls) == asked
 
-        on_stage(scene, busy, embeds)
-
-    def test_newcomers_wait_for_the_only_one(self) -> None:
+    async def test_newcomers_wait_for_the_only_one(self) -> None:
         answers = iter([busy, stream, stream])
 
         async def first_busy(call: Call) -> None:
             await next(answers)(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(first_busy) as (on, _):
             async with on.post(STREAMED) as response:
                 assert response.status == 503
                 assert await response.read() == b'{"error":"busy"}'
                 assert response.headers["retry-after"] == "1"  # it gave none
             assert await asyncio.gather(*at_once(on, 2)) == [(200, GOOD)] * 2
 
-        on_stage(scene, first_busy)
-
-    def test_said_inside_a_200(self) -> None:
+    async def test_said_inside_a_200(self) -> None:
         async def in_stream(call: Call) -> None:
             event = b'data: {"error":{"message":"b","type":"x","param":null,"code":503}}\n\n'
             await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(in_stream, stream) as (on, backends):
             for _ in range(5):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 1
 
-        on_stage(scene, in_stream, stream)
-
 
 class TestServerErrors:
-    def test_healthy_but_failing_is_put_out_and_tried_again(self) -> None:
+    async def test_healthy_but_failing_is_put_out_and_tried_again(self) -> None:
         """vLLM with --shutdown-timeout: /health is 200 and every new request gets a 500."""
         serves = [fails]
 
         async def as_told(call: Call) -> None:
             await serves[0](call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(as_told, stream) as (on, backends):
             for _ in range(20):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 3
@@ -368,18 +333,14 @@ class TestServerErrors:
             assert "b0 is up" not in on.said[-1] or on.said
             assert on.proxy.backends.health.state("b0") == "up"
 
-        on_stage(scene, as_told, stream)
-
-    def test_the_last_one_is_used_however_bad(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_the_last_one_is_used_however_bad(self) -> None:
+        async with on_stage(fails) as (on, backends):
             for _ in range(10):
                 status, body = await ask(on)
                 assert (status, b"cannot schedule" in body) == (500, True)
             assert len(backends[0].calls) == 10
 
-        on_stage(scene, fails)
-
-    def test_retries_are_a_share_of_all(self) -> None:
+    async def test_retries_are_a_share_of_all(self) -> None:
         """Everyone fails at one instant: three are tried again, the others get the 500."""
         together = asyncio.Event()
 
@@ -391,7 +352,10 @@ class TestServerErrors:
             await asyncio.sleep(5)
             await stream(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(fail_together, slowly, admission={"dispatch_ahead": "60s"}) as (
+            on,
+            backends,
+        ):
             backends[1].healthy = False
             await asyncio.sleep(3)
             tasks = at_once(on, 12)
@@ -402,10 +366,8 @@ class TestServerErrors:
             answers = [status for status, _ in await asyncio.gather(*tasks)]
             assert sorted(answers) == [200] * 3 + [500] * 9
 
-        on_stage(scene, fail_together, slowly, admission={"dispatch_ahead": "60s"})
-
     @pytest.mark.parametrize("says", ["500", "event", "abort"])
-    def test_an_engine_that_fails_everyone_as_it_dies_costs_nobody(self, says: str) -> None:
+    async def test_an_engine_that_fails_everyone_as_it_dies_costs_nobody(self, says: str) -> None:
         """vLLM answers all requests itself when its engine has died, and is not well from then."""
         dies, dying = asyncio.Event(), list[RawBackend]()
         error = b'data: {"error":{"message":"EngineCore encountered an issue.","code":500}}\n\n'
@@ -420,7 +382,10 @@ class TestServerErrors:
             await call.send(STREAM_HEAD + chunk(error if says == "event" else abort) + chunk(DONE))
             await call.send(b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(fail_together, stream, admission={"dispatch_ahead": "60s"}) as (
+            on,
+            backends,
+        ):
             dying.append(backends[0])
             backends[1].healthy = False
             await asyncio.sleep(3)
@@ -432,9 +397,7 @@ class TestServerErrors:
             answers = await asyncio.gather(*tasks)
             assert answers == [(200, GOOD)] * 12
 
-        on_stage(scene, fail_together, stream, admission={"dispatch_ahead": "60s"})
-
-    def test_passed_on_requests_of_an_engine_that_dies_are_asked_elsewhere(self) -> None:
+    async def test_passed_on_requests_of_an_engine_that_dies_are_asked_elsewhere(self) -> None:
         dies, dying = asyncio.Event(), list[RawBackend]()
 
         async def fail_together(call: Call) -> None:
@@ -442,7 +405,11 @@ class TestServerErrors:
             dying[0].healthy = False
             await fails(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async def embed(on: Stage) -> int:
+            async with on.post({"model": "m", "input": "x"}, "/v1/embeddings") as response:
+                return int(response.status)
+
+        async with on_stage(fail_together, whole) as (on, backends):
             dying.append(backends[0])
             backends[1].healthy = False
             await asyncio.sleep(3)
@@ -453,13 +420,7 @@ class TestServerErrors:
             dies.set()
             assert await asyncio.gather(*tasks) == [200] * 12
 
-        async def embed(on: Stage) -> int:
-            async with on.post({"model": "m", "input": "x"}, "/v1/embeddings") as response:
-                return int(response.status)
-
-        on_stage(scene, fail_together, whole)
-
-    def test_a_retry_for_which_the_others_have_no_room_is_told_to_come_back(self) -> None:
+    async def test_a_retry_for_which_the_others_have_no_room_is_told_to_come_back(self) -> None:
         """Not the 500 of the one that failed: another could serve it a moment later."""
 
         fail = asyncio.Event()
@@ -475,7 +436,7 @@ class TestServerErrors:
             await asyncio.sleep(20)
             await stream(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(fails_the_first, slowly, **ONE_SLOT) as (on, _):
             tasks = at_once(on, 2)  # one at each backend
             await asyncio.sleep(0.1)
             queued = at_once(on, 2)  # as many as may wait
@@ -485,9 +446,7 @@ class TestServerErrors:
             assert sorted(answers) == [200, 429]
             assert [status for status, _ in await asyncio.gather(*queued)] == [200, 200]
 
-        on_stage(scene, fails_the_first, slowly, **ONE_SLOT)
-
-    def test_gray_failure_is_drained_and_comes_back(self) -> None:
+    async def test_gray_failure_is_drained_and_comes_back(self) -> None:
         pace = [3.0]
 
         async def quick(call: Call) -> None:
@@ -498,7 +457,7 @@ class TestServerErrors:
             await asyncio.sleep(pace[0])
             await stream(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(slow, quick, admission={"dispatch_ahead": "60s"}) as (on, _):
             cost = {name: b.cost for name, b in on.proxy.driver.shaper.backends.items()}
             for _ in range(12):
                 await asyncio.gather(*at_once(on, 6))
@@ -510,8 +469,6 @@ class TestServerErrors:
             for _ in range(6):
                 await asyncio.gather(*at_once(on, 6))
             assert on.proxy.backends.health.state("b0") == "up"
-
-        on_stage(scene, slow, quick, admission={"dispatch_ahead": "60s"})
 
 
 def unreadable() -> dict[str, bytes]:
@@ -530,8 +487,10 @@ def unreadable() -> dict[str, bytes]:
 
 class TestMalformed:
     @pytest.mark.parametrize("how", malformed())
-    def test_is_502_alone(self, how: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_is_502_alone(self, how: str) -> None:
+        async with on_stage(
+            malformed()[how], timeouts={"first_token": "9s", "keep_alive": "0s"}
+        ) as (on, backends):
             async with on.post(STREAMED) as response:
                 assert response.status == 502
                 assert response.content_type == "application/json"
@@ -540,15 +499,14 @@ class TestMalformed:
             await asyncio.sleep(4)  # a connection whose framing was whole may be kept for 3 s
             assert backends[0].open == 0
 
-        on_stage(scene, malformed()[how], timeouts={"first_token": "9s", "keep_alive": "0s"})
-
     @pytest.mark.parametrize("how", malformed())
-    def test_another_answers(self, how: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_another_answers(self, how: str) -> None:
+        async with on_stage(malformed()[how], stream, timeouts={"keep_alive": "0s"}) as (
+            on,
+            backends,
+        ):
             assert await ask(on) == (200, GOOD)
             assert [len(b.calls) for b in backends] == [1, 1]
-
-        on_stage(scene, malformed()[how], stream, timeouts={"keep_alive": "0s"})
 
     @pytest.mark.parametrize("how", malformed_whole())
     def test_whole_answers(self, how: str) -> None:
@@ -562,18 +520,18 @@ class TestMalformed:
         async def two(on: Stage, backends: list[RawBackend]) -> None:
             assert await ask(on, {"prompt": "x"}) == (200, WHOLE)
 
-        on_stage(alone, malformed_whole()[how], timeouts={"idle": "3s"})
-        on_stage(two, malformed_whole()[how], whole, timeouts={"idle": "3s"})
+        play(alone, malformed_whole()[how], timeouts={"idle": "3s"})
+        play(two, malformed_whole()[how], whole, timeouts={"idle": "3s"})
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
     @pytest.mark.parametrize("how", unreadable())
-    def test_what_cannot_be_parsed_is_passed_on_once(self, how: str, path: str) -> None:
+    async def test_what_cannot_be_parsed_is_passed_on_once(self, how: str, path: str) -> None:
         said = unreadable()[how]
 
         async def serve(call: Call) -> None:
             await call.send(said)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, serve) as (on, backends):
             used: list[int] = []
             learn = on.proxy.app._estimate
             learn.learn = lambda _, tokens, *more: used.append(tokens)  # type: ignore[method-assign]
@@ -587,12 +545,10 @@ class TestMalformed:
             assert used == [7] * 4 * read
             assert all(on.proxy.backends.health.state(name) == "up" for name in ("b0", "b1"))
 
-        on_stage(scene, serve, serve)
-
     @pytest.mark.parametrize(
         "event", [b'{"choices":[{"text":" y","logprob":NaN}]}', b"{oops", b"[1]", b'{"usage"']
     )
-    def test_events_that_cannot_be_parsed_are_passed_on(self, event: bytes) -> None:
+    async def test_events_that_cannot_be_parsed_are_passed_on(self, event: bytes) -> None:
         """The first event, and one in the middle."""
         said = b"data: " + event + b"\n\n"
 
@@ -600,14 +556,12 @@ class TestMalformed:
             await call.send(STREAM_HEAD + chunk(said) + chunk(EVENT) + chunk(said) + chunk(DONE))
             await call.send(b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, serve) as (on, backends):
             assert await ask(on) == (200, said + EVENT + said + DONE)
             assert sum(len(backend.calls) for backend in backends) == 1
 
-        on_stage(scene, serve, serve)
-
     @pytest.mark.parametrize("coding", ["gzip", "X-GZIP", "deflate"])
-    def test_a_compressed_answer_is_passed_on_plain(self, coding: str) -> None:
+    async def test_a_compressed_answer_is_passed_on_plain(self, coding: str) -> None:
         header = f"content-encoding: {coding}"
 
         def packed() -> Any:
@@ -626,41 +580,36 @@ class TestMalformed:
                 await call.send(chunk(data[:7]) + chunk(data[7:]))
             await call.send(chunk(packer.flush()) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(compressing) as (on, _):
             for body, plain in ((STREAMED, GOOD), ({"prompt": "x"}, WHOLE)):
                 async with on.post(body) as response:
                     assert (response.status, await response.read()) == (200, plain)
                     assert "content-encoding" not in response.headers
             assert not any("is down" in line for line in on.said)
 
-        on_stage(scene, compressing)
-
-    def test_little_that_becomes_very_much_is_bounded(self) -> None:
+    async def test_little_that_becomes_very_much_is_bounded(self) -> None:
         async def bomb(call: Call) -> None:
             zeros = gzip.compress(b"\0" * (64 << 20))  # 64 KB
             await call.send(answer(200, zeros, "content-encoding: gzip"))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post() as response:
-                assert response.status == 502
+        async with (
+            on_stage(bomb, limits={"answer": 1 << 20}) as (on, _),
+            on.post() as response,
+        ):
+            assert response.status == 502
 
-        on_stage(scene, bomb, limits={"answer": 1 << 20})
-
-    def test_informational_answers_are_skipped(self) -> None:
+    async def test_informational_answers_are_skipped(self) -> None:
         async def early(call: Call) -> None:
             await call.send(b"HTTP/1.1 100 Continue\r\n\r\n")
             await call.send(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
             await stream(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(STREAMED) as response:
-                assert (response.status, await response.read()) == (200, GOOD)
-                assert "link" not in response.headers
-
-        on_stage(scene, early)
+        async with on_stage(early) as (on, _), on.post(STREAMED) as response:
+            assert (response.status, await response.read()) == (200, GOOD)
+            assert "link" not in response.headers
 
     @pytest.mark.parametrize("announced", [True, False])
-    def test_a_whole_answer_is_bounded(self, announced: bool) -> None:
+    async def test_a_whole_answer_is_bounded(self, announced: bool) -> None:
         async def huge(call: Call) -> None:
             head = "content-length: 1000000" if announced else "transfer-encoding: chunked"
             await call.send(
@@ -670,7 +619,7 @@ class TestMalformed:
                 await call.send(chunk(b" " * 5000))
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(huge, whole, limits={"answer": 100_000}) as (on, backends):
             async with on.post() as response:
                 assert response.status == 502
                 error = await error_of(response)
@@ -681,17 +630,15 @@ class TestMalformed:
             assert [b.open for b in backends] == [0, 0]
             assert len(backends[1].calls) == 0  # it would be as large there
 
-        on_stage(scene, huge, whole, limits={"answer": 100_000})
-
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
     @pytest.mark.parametrize("body", [STREAMED, {"prompt": "x"}], ids=["stream", "whole"])
-    def test_client_errors_pass_unchanged(self, status: int, body: dict[str, Any]) -> None:
+    async def test_client_errors_pass_unchanged(self, status: int, body: dict[str, Any]) -> None:
         said = b'{ "error":"Unauthorized" }'
 
         async def refuse(call: Call) -> None:
             await call.send(answer(status, said, "x-should-retry: false"))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(refuse, refuse) as (on, backends):
             for _ in range(5):
                 async with on.post(body) as response:
                     assert (response.status, await response.read()) == (status, said)
@@ -699,25 +646,23 @@ class TestMalformed:
             assert sum(len(b.calls) for b in backends) == 5
             assert not any("is down" in line for line in on.said)
 
-        on_stage(scene, refuse, refuse)
-
-    def test_other_paths_are_bounded_and_tried_twice_too(self) -> None:
+    async def test_other_paths_are_bounded_and_tried_twice_too(self) -> None:
         async def broken(call: Call) -> None:
             call.reset()
 
         async def models(call: Call) -> None:
             await call.send(answer(200, b'{"data":[]}'))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(broken, models) as (on, _):
             for _ in range(4):
                 async with on.client.get(on.url + "/v1/models") as response:
                     assert (response.status, await response.read()) == (200, b'{"data":[]}')
 
-        on_stage(scene, broken, models)
-
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
     @pytest.mark.parametrize("ends", [True, False], ids=["whole", "without end"])
-    def test_a_first_event_that_is_too_large_is_nobodys_fault(self, path: str, ends: bool) -> None:
+    async def test_a_first_event_that_is_too_large_is_nobodys_fault(
+        self, path: str, ends: bool
+    ) -> None:
         """For example `echo` with `logprobs`: another backend would send an event as large."""
 
         async def huge(call: Call) -> None:
@@ -728,7 +673,7 @@ class TestMalformed:
                 await call.send(chunk(b"\n\n") + b"0\r\n\r\n")
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(huge, huge, timeouts={"keep_alive": "0s"}) as (on, backends):
             for asked in range(1, 5):
                 async with on.post(STREAMED, path) as response:
                     assert response.status == 502
@@ -741,23 +686,19 @@ class TestMalformed:
             assert [health.state(name) for name in ("b0", "b1")] == ["up", "up"]
             assert 'kind="too_large"' in on.proxy.metrics.text().decode()
 
-        on_stage(scene, huge, huge, timeouts={"keep_alive": "0s"})
-
-    def test_a_first_event_that_just_fits_is_passed_on(self) -> None:
+    async def test_a_first_event_that_just_fits_is_passed_on(self) -> None:
         event = b'data: {"x":"' + b"x" * (MAX_EVENT_BYTES - 15) + b'"}\n\n'
         assert len(event) > MAX_EVENT_BYTES
 
         async def large(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(large) as (on, _):
             assert await ask(on) == (200, event + DONE)
-
-        on_stage(scene, large)
 
     @pytest.mark.parametrize("end", [b"\n\n", b""], ids=["many", "one"])
     @pytest.mark.parametrize("keep_alive", [True, False])
-    def test_comments_without_end_are_the_backends_fault(
+    async def test_comments_without_end_are_the_backends_fault(
         self, end: bytes, keep_alive: bool
     ) -> None:
         async def comments(call: Call) -> None:
@@ -765,7 +706,8 @@ class TestMalformed:
             while True:
                 await call.send(chunk(b": " + b"x" * (64 << 10) + end))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        timeouts = {"keep_alive": "15s" if keep_alive else "0s"}
+        async with on_stage(comments, stream, timeouts=timeouts) as (on, backends):
             for _ in range(6):
                 status, body = await ask(on)
                 assert (status, body[-len(GOOD) :]) == (200, GOOD)
@@ -773,19 +715,16 @@ class TestMalformed:
             assert len(backends[0].calls) == 3
             assert on.proxy.backends.health.state("b0") == "ejected"
 
-        timeouts = {"keep_alive": "15s" if keep_alive else "0s"}
-        on_stage(scene, comments, stream, timeouts=timeouts)
-
-    def test_other_paths_fail_clearly(self) -> None:
+    async def test_other_paths_fail_clearly(self) -> None:
         async def huge(call: Call) -> None:
             await call.send(answer(200, b"x" * 200_000))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.client.get(on.url + "/v1/models") as response:
-                assert response.status == 502
-                assert "larger than" in (await error_of(response))["message"]
-
-        on_stage(scene, huge, limits={"answer": 100_000})
+        async with (
+            on_stage(huge, limits={"answer": 100_000}) as (on, _),
+            on.client.get(on.url + "/v1/models") as response,
+        ):
+            assert response.status == 502
+            assert "larger than" in (await error_of(response))["message"]
 
 
 def bad_ends() -> dict[str, bytes]:
@@ -838,17 +777,15 @@ class TestOtherPathsTellOfHealth:
     """Answers on paths that are not shaped count for health, good ones and bad ones."""
 
     @pytest.mark.parametrize("good", [embeds, begins_a_response], ids=["whole", "stream"])
-    def test_failures_that_are_not_in_a_row_put_nobody_out(self, good: Serve) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_failures_that_are_not_in_a_row_put_nobody_out(self, good: Serve) -> None:
+        async with on_stage(InTurn(fails, fails, good, fails, fails, good)) as (on, _):
             for status in [500, 500, 200, 500, 500, 200]:
                 async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert (response.status, bool(await response.read())) == (status, True)
                 assert on.proxy.backends.health.state("b0") == "up"
 
-        on_stage(scene, InTurn(fails, fails, good, fails, fails, good))
-
-    def test_a_pattern_of_paths_loads_no_backend_more_than_another(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_pattern_of_paths_loads_no_backend_more_than_another(self) -> None:
+        async with on_stage(embeds, embeds) as (on, backends):
             for _ in range(10):
                 for path in ("/v1/embeddings", "/tokenize"):
                     async with on.post(UNSHAPED, path) as response:
@@ -857,10 +794,8 @@ class TestOtherPathsTellOfHealth:
             paths = [call.head.split()[1] for call in backends[0].calls]
             assert paths.count("/v1/embeddings") == 5
 
-        on_stage(scene, embeds, embeds)
-
-    def test_a_good_answer_ends_a_trial(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_good_answer_ends_a_trial(self) -> None:
+        async with on_stage(InTurn(fails, fails, fails, embeds)) as (on, _):
             health = on.proxy.backends.health
             for _ in range(3):
                 async with on.post(UNSHAPED, "/v1/embeddings") as response:
@@ -871,11 +806,9 @@ class TestOtherPathsTellOfHealth:
                 assert response.status == 200
             assert health.state("b0") == "up"
 
-        on_stage(scene, InTurn(fails, fails, fails, embeds))
-
     @pytest.mark.parametrize("path", ["/v1/models", "/tokenize?x=1"])
-    def test_an_answer_without_the_engine_proves_nothing(self, path: str) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_an_answer_without_the_engine_proves_nothing(self, path: str) -> None:
+        async with on_stage(InTurn(fails, embeds, fails, embeds, fails, embeds)) as (on, _):
             for _ in range(3):
                 assert (await ask(on))[0] == 500
                 method = "GET" if path == "/v1/models" else "POST"
@@ -883,10 +816,8 @@ class TestOtherPathsTellOfHealth:
                     assert response.status == 200
             await until(lambda: on.proxy.backends.health.state("b0") == "ejected")
 
-        on_stage(scene, InTurn(fails, embeds, fails, embeds, fails, embeds))
-
-    def test_a_client_that_leaves_proves_nothing(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_client_that_leaves_proves_nothing(self) -> None:
+        async with on_stage(InTurn(fails, fails, silent, fails)) as (on, _):
             for leaves in [False, False, True, False]:
                 asking = asyncio.create_task(ask_embeddings(on))
                 await settle()
@@ -896,8 +827,6 @@ class TestOtherPathsTellOfHealth:
                 else:
                     assert await asking == 500
             await until(lambda: on.proxy.backends.health.state("b0") == "ejected")
-
-        on_stage(scene, InTurn(fails, fails, silent, fails))
 
 
 async def ask_embeddings(on: Stage) -> int:
@@ -909,7 +838,7 @@ async def ask_embeddings(on: Stage) -> int:
 class TestOtherStreams:
     """Streams of paths that are not shaped, which need not end with [DONE]."""
 
-    def test_events_pass_as_they_come(self) -> None:
+    async def test_events_pass_as_they_come(self) -> None:
         """For longer than a first token may take, and not after all has come."""
 
         async def serve(call: Call) -> None:
@@ -919,7 +848,7 @@ class TestOtherStreams:
                 await call.send(chunk(DELTA))
             await call.send(chunk(COMPLETED) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, timeouts={"first_token": "3s"}) as (on, _):
             began, got = now(), b""
             async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 assert response.status == 200
@@ -931,10 +860,8 @@ class TestOtherStreams:
                 got = await response.read()
             assert got == DELTA * 10 + COMPLETED
 
-        on_stage(scene, serve, timeouts={"first_token": "3s"})
-
     @pytest.mark.parametrize("how", ["reset", "half an event", "stall", "bad chunk"])
-    def test_a_cut_is_said(self, how: str) -> None:
+    async def test_a_cut_is_said(self, how: str) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(CREATED))
             await asyncio.sleep(0.1)
@@ -944,7 +871,7 @@ class TestOtherStreams:
             await call.send(bad_ends()[how])
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, serve, timeouts={"idle": "3s"}) as (on, backends):
             got = b""
             async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
@@ -957,9 +884,7 @@ class TestOtherStreams:
             assert [b.open for b in backends] == [0, 0]
             assert sum(len(b.calls) for b in backends) == 1
 
-        on_stage(scene, serve, serve, timeouts={"idle": "3s"})
-
-    def test_another_answers_before_the_first_event(self) -> None:
+    async def test_another_answers_before_the_first_event(self) -> None:
         async def broken(call: Call) -> None:
             await call.send(STREAM_HEAD)
             call.reset()
@@ -967,38 +892,34 @@ class TestOtherStreams:
         async def good(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(broken, good) as (on, _):
             for _ in range(2):
                 async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert await response.read() == CREATED + COMPLETED
 
-        on_stage(scene, broken, good)
-
-    def test_the_backend_is_hung_up_on_when_the_client_leaves(self) -> None:
+    async def test_the_backend_is_hung_up_on_when_the_client_leaves(self) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(CREATED))
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, backends):
             async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 await response.content.readany()
                 response.close()
             await settle()
             assert backends[0].open == 0
 
-        on_stage(scene, serve)
-
 
 class TestMidStream:
     @pytest.mark.parametrize("how", bad_ends())
-    def test_ends_with_an_error_event_and_broken_framing(self, how: str) -> None:
+    async def test_ends_with_an_error_event_and_broken_framing(self, how: str) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(EVENT))
             await asyncio.sleep(0.1)
             await call.send(bad_ends()[how])
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, stream, timeouts={"idle": "3s"}) as (on, backends):
             got = b""
             async with on.post(STREAMED) as response:
                 assert response.status == 200
@@ -1014,10 +935,8 @@ class TestMidStream:
             assert [b.open for b in backends] == [0, 0]
             assert not backends[1].calls  # never replayed: tokens would come twice
 
-        on_stage(scene, serve, stream, timeouts={"idle": "3s"})
-
     @pytest.mark.parametrize("after", ["stall", "reset", "close", "bad chunk", "more", "flood"])
-    def test_nothing_after_done_spoils_it(self, after: str) -> None:
+    async def test_nothing_after_done_spoils_it(self, after: str) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(EVENT) + chunk(DONE))
             match after:
@@ -1036,7 +955,7 @@ class TestMidStream:
                         await asyncio.sleep(0.1)
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, backends):
             began = now()
             assert await ask(on) == (200, EVENT + DONE)
             assert now() - began < 1
@@ -1044,9 +963,7 @@ class TestMidStream:
             assert backends[0].open == 0
             on.assert_nothing_held()
 
-        on_stage(scene, serve)
-
-    def test_merged_deltas_and_keep_alive_comments(self) -> None:
+    async def test_merged_deltas_and_keep_alive_comments(self) -> None:
         """A comment is no first token; several events in a chunk are several events."""
 
         async def serve(call: Call) -> None:
@@ -1056,28 +973,27 @@ class TestMidStream:
                 await asyncio.sleep(1)
             await call.send(chunk(EVENT * 4 + USAGE + DONE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, _):
             status, body = await ask(on)
             assert (status, body) == (200, b": keep-alive\n\n" * 5 + EVENT * 4 + USAGE + DONE)
             async with on.client.get(on.proxy.admin_url + "/metrics") as response:
                 text = await response.text()
                 assert 'time_to_first_token_seconds_bucket{bucket="chat",le="4.0"} 0.0' in text
 
-        on_stage(scene, serve)
-
-    def test_comments_alone_do_not_hold_a_slot_for_ever(self) -> None:
+    async def test_comments_alone_do_not_hold_a_slot_for_ever(self) -> None:
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD)
             while True:
                 await call.send(chunk(b": keep-alive\n\n"))
                 await asyncio.sleep(1)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, timeouts={"first_token": "10s", "keep_alive": "0s"}) as (
+            on,
+            backends,
+        ):
             assert (await ask(on))[0] == 504
             await asyncio.sleep(2)
             assert backends[0].open == 0
-
-        on_stage(scene, serve, timeouts={"first_token": "10s", "keep_alive": "0s"})
 
     @pytest.mark.parametrize(
         "usage",
@@ -1090,42 +1006,36 @@ class TestMidStream:
             {"prompt_tokens": 7, "completion_tokens": "x", "prompt_tokens_details": [1]},
         ],
     )  # fmt: skip
-    def test_usage_that_makes_no_sense_harms_nobody(self, usage: dict[str, Any]) -> None:
+    async def test_usage_that_makes_no_sense_harms_nobody(self, usage: dict[str, Any]) -> None:
         event = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
 
         async def serve(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(EVENT) + chunk(event) + chunk(DONE))
             await call.send(b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, _):
             assert await ask(on) == (200, EVENT + event + DONE)
 
-        on_stage(scene, serve)
-
-    def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
+    async def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
         """The time-out of first tokens does not apply: only the end of the answer can be seen."""
 
         async def long(call: Call) -> None:
             await asyncio.sleep(50)
             await whole(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(long, timeouts={"first_token": "10s", "answer": "60s"}) as (on, _):
             assert await ask(on, {"prompt": "x"}) == (200, WHOLE)
             assert (await ask(on))[0] == 504
 
-        on_stage(scene, long, timeouts={"first_token": "10s", "answer": "60s"})
-
-    def test_a_shorter_first_token_shortens_that_limit(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_shorter_first_token_shortens_that_limit(self) -> None:
+        async with on_stage(silent, timeouts={"first_token": "2s"}) as (on, _):
             began = now()
             assert (await ask(on, {"prompt": "x"}))[0] == 504
             assert 10 <= now() - began < 12
 
-        on_stage(scene, silent, timeouts={"first_token": "2s"})
-
 
 class TestFlapping:
-    def test_clients_see_next_to_nothing(self) -> None:
+    async def test_clients_see_next_to_nothing(self) -> None:
         """One of two fails for a second in every three, another way each time."""
         ways = [fails, busy, stream]
 
@@ -1138,7 +1048,7 @@ class TestFlapping:
             else:
                 await stream(call)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(flaps, stream) as (on, backends):
             statuses = []
             for _ in range(300):
                 statuses.append((await ask(on))[0])
@@ -1146,36 +1056,31 @@ class TestFlapping:
             assert statuses.count(200) == 300
             assert len(backends[0].calls) < 100  # it is let in rarely
 
-        on_stage(scene, flaps, stream)
-
-    def test_killed_again_and_again(self) -> None:
+    async def test_killed_again_and_again(self) -> None:
         """kill -9 of one of two backends: before the first byte no client notices."""
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                steady, victim = RawBackend(), RawBackend()
-                await stack.enter_async_context(steady.running())
-                async with victim.running():
-                    port = int(victim.url.rsplit(":", 1)[1])
-                    on = await stack.enter_async_context(stage([victim.url, steady.url]))
-                statuses = []
-                for _ in range(5):
-                    async with victim.running(port):
-                        for _ in range(10):
-                            statuses.append((await ask(on))[0])
-                            await asyncio.sleep(0.3)
+        async with AsyncExitStack() as stack:
+            steady, victim = RawBackend(), RawBackend()
+            await stack.enter_async_context(steady.running())
+            async with victim.running():
+                port = int(victim.url.rsplit(":", 1)[1])
+                on = await stack.enter_async_context(stage([victim.url, steady.url]))
+            statuses = []
+            for _ in range(5):
+                async with victim.running(port):
                     for _ in range(10):
                         statuses.append((await ask(on))[0])
                         await asyncio.sleep(0.3)
-                assert set(statuses) == {200}
-                assert len(victim.calls) > 10
-                await settle()
-                on.assert_nothing_held()
+                for _ in range(10):
+                    statuses.append((await ask(on))[0])
+                    await asyncio.sleep(0.3)
+            assert set(statuses) == {200}
+            assert len(victim.calls) > 10
+            await settle()
+            on.assert_nothing_held()
 
-        run(main())
 
-
-def test_an_answer_that_has_ended_cannot_be_failed() -> None:
+async def test_an_answer_that_has_ended_cannot_be_failed() -> None:
     """The connection of the ended answer serves another request by then."""
 
     async def in_two_parts(call: Call) -> None:
@@ -1184,26 +1089,23 @@ def test_an_answer_that_has_ended_cannot_be_failed() -> None:
         await given_on.wait()
         await call.send(data[-9:])
 
-    async def main() -> None:
-        async with RawBackend(in_two_parts).running() as backend:
-            origin = Origin(backend.url, 2.0)
-            given_on.set()
-            first = await origin.ask("POST", "/v1/completions", {}, b"{}")
-            assert await read_all(first, 1 << 20) == WHOLE
-            given_on.clear()
-            second = await origin.ask("POST", "/v1/completions", {}, b"{}")
-            assert backend.connections == 1
-            first.fail(StalledUpstream("the proxy is shutting down"))
-            given_on.set()
-            assert await read_all(second, 1 << 20) == WHOLE
-            origin.close()
-
     given_on = asyncio.Event()
-    run(main())
+    async with RawBackend(in_two_parts).running() as backend:
+        origin = Origin(backend.url, 2.0)
+        given_on.set()
+        first = await origin.ask("POST", "/v1/completions", {}, b"{}")
+        assert await read_all(first, 1 << 20) == WHOLE
+        given_on.clear()
+        second = await origin.ask("POST", "/v1/completions", {}, b"{}")
+        assert backend.connections == 1
+        first.fail(StalledUpstream("the proxy is shutting down"))
+        given_on.set()
+        assert await read_all(second, 1 << 20) == WHOLE
+        origin.close()
 
 
 class TestDrain:
-    def test_what_has_not_ended_is_ended_with_an_error_event(self) -> None:
+    async def test_what_has_not_ended_is_ended_with_an_error_event(self) -> None:
         """Streams, prefills and whole answers, when the patience is over."""
 
         async def begin(call: Call) -> None:
@@ -1211,7 +1113,7 @@ class TestDrain:
                 await call.send(STREAM_HEAD + chunk(EVENT))
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(begin, admission={"dispatch_ahead": "60s"}) as (on, backends):
             streaming = await on.post({**STREAMED, "user": "x" * 60}).__aenter__()
             (prefill,) = at_once(on, 1)
             (entire,) = at_once(on, 1, {"prompt": "x"})
@@ -1231,5 +1133,3 @@ class TestDrain:
             await settle()
             assert backends[0].open == 0
             assert not on.proxy.app.active
-
-        on_stage(scene, begin, admission={"dispatch_ahead": "60s"})

@@ -13,7 +13,6 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.diagnose import admin_client
 from forebay.proxy.operate import drain_cli
 from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.replay.clock.virtual_loop import run
 
 
 async def tell(on: Stage, path: str, method: str = "POST") -> tuple[int, dict[str, Any]]:
@@ -21,7 +20,7 @@ async def tell(on: Stage, path: str, method: str = "POST") -> tuple[int, dict[st
         return response.status, json.loads(await response.read())
 
 
-def test_a_drained_backend_empties_and_comes_back() -> None:
+async def test_a_drained_backend_empties_and_comes_back() -> None:
     goes_on = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -32,87 +31,81 @@ def test_a_drained_backend_empties_and_comes_back() -> None:
         else:
             await by_request(call)
 
-    async def main_() -> None:
-        async with AsyncExitStack() as stack:
-            one, two = RawBackend(slow), RawBackend(slow)
-            for backend in (one, two):
-                await stack.enter_async_context(backend.running())
-            urls = [one.url, two.url]
+    async with AsyncExitStack() as stack:
+        one, two = RawBackend(slow), RawBackend(slow)
+        for backend in (one, two):
+            await stack.enter_async_context(backend.running())
+        urls = [one.url, two.url]
 
-            def load() -> Any:
-                backends = [{"name": f"b{i}", "url": url} for i, url in enumerate(urls)]
-                return load_config(None, {"backends": backends}, {})
+        def load() -> Any:
+            backends = [{"name": f"b{i}", "url": url} for i, url in enumerate(urls)]
+            return load_config(None, {"backends": backends}, {})
 
-            on = await stack.enter_async_context(stage(urls, load=load))
+        on = await stack.enter_async_context(stage(urls, load=load))
 
-            async def served() -> set[int]:
-                """The backends that eight requests and four embeddings reach."""
-                before = len(one.calls), len(two.calls)
-                for number in range(12):
-                    path = "/v1/embeddings" if number % 3 == 0 else "/v1/completions"
-                    async with on.post({"prompt": f"{number}" * 99}, path=path) as response:
-                        assert response.status == 200
-                after = len(one.calls), len(two.calls)
-                return {i for i in (0, 1) if after[i] > before[i]}
+        async def served() -> set[int]:
+            """The backends that eight requests and four embeddings reach."""
+            before = len(one.calls), len(two.calls)
+            for number in range(12):
+                path = "/v1/embeddings" if number % 3 == 0 else "/v1/completions"
+                async with on.post({"prompt": f"{number}" * 99}, path=path) as response:
+                    assert response.status == 200
+            after = len(one.calls), len(two.calls)
+            return {i for i in (0, 1) if after[i] > before[i]}
 
-            assert await served() == {0, 1}
-            streams = [
-                await stack.enter_async_context(on.post({"prompt": f"{n}" * 99, "stream": True}))
-                for n in range(4)
-            ]
-            running = len(on.proxy.driver.shaper.backends["b0"].in_flight)
-            assert running > 0
-            status, answer = await tell(on, "/backends/b0/drain")
-            assert (status, answer) == (
-                200, {"backend": "b0", "draining": True, "in_flight": running}
-            )  # fmt: skip
-            assert await served() == {1}
-            await asyncio.sleep(30)  # its health checks pass all the while
-            assert await served() == {1}
-            await on.proxy.reloader.reload()
-            assert await served() == {1}
-            _, shown = await tell(on, "/status", "GET")
-            assert [b["draining"] for b in shown["backends"]] == [True, False]
-            assert [b["up"] for b in shown["backends"]] == [False, True]
-            goes_on.set()
-            for stream in streams:
-                assert b"[DONE]" in await stream.read()
-            assert (await tell(on, "/backends/b0/drain"))[1]["in_flight"] == 0
-            status, answer = await tell(on, "/backends/b0/ready")
-            assert (status, answer["draining"]) == (200, False)
-            assert await served() == {0, 1}
-            lines = [
-                line
-                for event, line in zip(on.said.events, on.said, strict=True)
-                if event[0] is LogEvent.BACKEND_DRAINING
-            ]
-            assert lines == ["backend b0 gets no new work", "backend b0 takes work again"]
-            status, answer = await tell(on, "/backends/nobody/drain")
-            assert (status, answer["error"]["code"]) == (404, "unknown_backend")
-            assert "There are: b0, b1." in answer["error"]["message"]
-            status, answer = await tell(on, "/backends/b0/drain", "GET")
-            assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
-            on.assert_nothing_held()
-
-    run(main_())
+        assert await served() == {0, 1}
+        streams = [
+            await stack.enter_async_context(on.post({"prompt": f"{n}" * 99, "stream": True}))
+            for n in range(4)
+        ]
+        running = len(on.proxy.driver.shaper.backends["b0"].in_flight)
+        assert running > 0
+        status, answer = await tell(on, "/backends/b0/drain")
+        assert (status, answer) == (
+            200, {"backend": "b0", "draining": True, "in_flight": running}
+        )  # fmt: skip
+        assert await served() == {1}
+        await asyncio.sleep(30)  # its health checks pass all the while
+        assert await served() == {1}
+        await on.proxy.reloader.reload()
+        assert await served() == {1}
+        _, shown = await tell(on, "/status", "GET")
+        assert [b["draining"] for b in shown["backends"]] == [True, False]
+        assert [b["up"] for b in shown["backends"]] == [False, True]
+        goes_on.set()
+        for stream in streams:
+            assert b"[DONE]" in await stream.read()
+        assert (await tell(on, "/backends/b0/drain"))[1]["in_flight"] == 0
+        status, answer = await tell(on, "/backends/b0/ready")
+        assert (status, answer["draining"]) == (200, False)
+        assert await served() == {0, 1}
+        lines = [
+            line
+            for event, line in zip(on.said.events, on.said, strict=True)
+            if event[0] is LogEvent.BACKEND_DRAINING
+        ]
+        assert lines == ["backend b0 gets no new work", "backend b0 takes work again"]
+        status, answer = await tell(on, "/backends/nobody/drain")
+        assert (status, answer["error"]["code"]) == (404, "unknown_backend")
+        assert "There are: b0, b1." in answer["error"]["message"]
+        status, answer = await tell(on, "/backends/b0/drain", "GET")
+        assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
+        on.assert_nothing_held()
 
 
-def test_a_backend_that_is_down_stays_down_when_it_is_taken_back() -> None:
-    async def main_() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            await tell(on, "/backends/b0/drain")
-            async with on.post() as response:
-                assert response.status == 503
-            backend.healthy = False
-            await asyncio.sleep(10)
-            await tell(on, "/backends/b0/ready")
-            assert not on.proxy.backends.links["b0"].up
-            backend.healthy = True
-            await asyncio.sleep(10)
-            async with on.post() as response:
-                assert response.status == 200
-
-    run(main_())
+async def test_a_backend_that_is_down_stays_down_when_it_is_taken_back() -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        await tell(on, "/backends/b0/drain")
+        async with on.post() as response:
+            assert response.status == 503
+        backend.healthy = False
+        await asyncio.sleep(10)
+        await tell(on, "/backends/b0/ready")
+        assert not on.proxy.backends.links["b0"].up
+        backend.healthy = True
+        await asyncio.sleep(10)
+        async with on.post() as response:
+            assert response.status == 200
 
 
 class Admin:

@@ -13,6 +13,8 @@ from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.share.workers import WorkerPool
 from forebay.proxy.share.workers_admin import WorkersAdmin
 
+pytestmark = pytest.mark.real_time
+
 WAIT_S = 20
 EVIL = "http://evil.example"
 REFUSED = [
@@ -63,65 +65,56 @@ async def one_proxy() -> AsyncIterator[Stage]:
 
 class TestOneProxy:
     @pytest.mark.parametrize("headers", REFUSED)
-    def test_a_page_of_another_site_neither_drains_nor_reloads(
+    async def test_a_page_of_another_site_neither_drains_nor_reloads(
         self, headers: dict[str, str]
     ) -> None:
-        async def main() -> None:
-            async with one_proxy() as on:
-                admin = on.proxy.admin_url
-                sent = {**of(headers, admin), "x-request-id": "a1"}
-                before = on.proxy.reloader.message
-                for path in ("/drain", "/reload", "/drain?x", "/none"):
-                    async with on.client.post(admin + path, headers=sent) as answer:
-                        await assert_refused(answer)
-                assert not on.proxy.stop.is_set()
-                assert on.proxy.reloader.message == before
-                # What reads is not refused: pages may not read the answer.
-                async with on.client.get(admin + "/status", headers=sent) as answer:
-                    assert answer.status == 200
-                    assert "access-control-allow-origin" not in answer.headers
-
-        asyncio.run(main())
+        async with one_proxy() as on:
+            admin = on.proxy.admin_url
+            sent = {**of(headers, admin), "x-request-id": "a1"}
+            before = on.proxy.reloader.message
+            for path in ("/drain", "/reload", "/drain?x", "/none"):
+                async with on.client.post(admin + path, headers=sent) as answer:
+                    await assert_refused(answer)
+            assert not on.proxy.stop.is_set()
+            assert on.proxy.reloader.message == before
+            # What reads is not refused: pages may not read the answer.
+            async with on.client.get(admin + "/status", headers=sent) as answer:
+                assert answer.status == 200
+                assert "access-control-allow-origin" not in answer.headers
 
     @pytest.mark.parametrize("headers", PASSED)
-    def test_scripts_and_own_pages_pass(self, headers: dict[str, str]) -> None:
-        async def main() -> None:
-            async with one_proxy() as on:
-                admin = on.proxy.admin_url
-                sent = of(headers, admin)
-                async with on.client.post(admin + "/reload", headers=sent) as answer:
-                    text = await answer.text()
-                    assert text == "failed: reload failed: it was not read from a file\n"
-                async with on.client.post(admin + "/drain", headers=sent) as answer:
+    async def test_scripts_and_own_pages_pass(self, headers: dict[str, str]) -> None:
+        async with one_proxy() as on:
+            admin = on.proxy.admin_url
+            sent = of(headers, admin)
+            async with on.client.post(admin + "/reload", headers=sent) as answer:
+                text = await answer.text()
+                assert text == "failed: reload failed: it was not read from a file\n"
+            async with on.client.post(admin + "/drain", headers=sent) as answer:
+                assert answer.status == 202
+            assert on.proxy.stop.is_set()
+
+
+async def test_workers_are_not_drained_by_a_page() -> None:
+    workers = WorkerPool([], 2, print)
+    async with (
+        asyncio.timeout(WAIT_S),
+        WorkersAdmin(workers) as pages,
+        aiohttp.ClientSession() as client,
+    ):
+        runner, port = await listen(HttpServer(pages.handle), "127.0.0.1", 0)
+        try:
+            admin = f"http://127.0.0.1:{port}"
+            for headers in REFUSED:
+                sent = {**of(headers, admin), "x-request-id": "a1"}
+                async with client.post(admin + "/drain", headers=sent) as answer:
+                    await assert_refused(answer)
+            assert not workers.stop.is_set()
+            for headers in PASSED:
+                workers.stop.clear()
+                async with client.post(admin + "/drain", headers=of(headers, admin)) as answer:
                     assert answer.status == 202
-                assert on.proxy.stop.is_set()
-
-        asyncio.run(main())
-
-
-def test_workers_are_not_drained_by_a_page() -> None:
-    async def main() -> None:
-        workers = WorkerPool([], 2, print)
-        async with (
-            asyncio.timeout(WAIT_S),
-            WorkersAdmin(workers) as pages,
-            aiohttp.ClientSession() as client,
-        ):
-            runner, port = await listen(HttpServer(pages.handle), "127.0.0.1", 0)
-            try:
-                admin = f"http://127.0.0.1:{port}"
-                for headers in REFUSED:
-                    sent = {**of(headers, admin), "x-request-id": "a1"}
-                    async with client.post(admin + "/drain", headers=sent) as answer:
-                        await assert_refused(answer)
-                assert not workers.stop.is_set()
-                for headers in PASSED:
-                    workers.stop.clear()
-                    async with client.post(admin + "/drain", headers=of(headers, admin)) as answer:
-                        assert answer.status == 202
-                    assert workers.stop.is_set()
-            finally:
-                await runner.cleanup()
-                workers.hub.close()
-
-    asyncio.run(main())
+                assert workers.stop.is_set()
+        finally:
+            await runner.cleanup()
+            workers.hub.close()

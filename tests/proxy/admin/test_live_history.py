@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import on_stage
 from said import Said
 
 from forebay.proxy.core.model import BackendSpec, Bucket
@@ -118,8 +118,8 @@ def test_events_are_kept_and_said() -> None:
     assert len(events.within(900.0)) == MOST
 
 
-def test_the_admin_port_has_it() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_the_admin_port_has_it() -> None:
+    async with on_stage(None) as (on, _):
         async with on.post({"prompt": "x", "model": "m", "stream": True}) as answer:
             assert answer.status == 200
             await answer.read()
@@ -129,8 +129,6 @@ def test_the_admin_port_has_it() -> None:
         assert (model["name"], model["requests"], model["rejected"]) == ("m", 1, 0)
         assert model["ttft_p50_s"] is not None
         assert "backend_up" in {event["event"] for event in told["events"]}
-
-    on_stage(scene, None)
 
 
 def test_workers_are_added_up() -> None:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import RawBackend, Stage, on_stage, play
 
 from forebay.proxy.admin import watch
 from forebay.proxy.admin.watch import EVERY_S, OVER_S, RECENT_S, of_all_workers
@@ -28,11 +28,13 @@ async def checks_of(on: Stage, target: str) -> list[str]:
         return [row["check"] for row in json.loads(await response.text())["findings"]]
 
 
-def test_a_cause_has_a_line_at_its_begin_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cause_has_a_line_at_its_begin_and_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found: list[Finding] = []
     monkeypatch.setattr(watch, "examine", lambda _: list(found))
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None) as (on, _):
         found[:] = [STANDING, EFFECT, CAUSE]
         await asyncio.sleep(2 * EVERY_S + 1.0)
         begin = (
@@ -55,8 +57,6 @@ def test_a_cause_has_a_line_at_its_begin_and_at_its_end(monkeypatch: pytest.Monk
         await asyncio.sleep(EVERY_S)
         assert findings_of(on)[-1] == (LogEvent.FINDING, "9 of 20 were late. Remedy: read explain")
 
-    on_stage(scene, None)
-
 
 def test_an_idle_proxy_asks_its_backends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
@@ -65,11 +65,11 @@ def test_an_idle_proxy_asks_its_backends_nothing(monkeypatch: pytest.MonkeyPatch
     async def scene(on: Stage, backends: list[RawBackend]) -> None:
         await asyncio.sleep(3 * EVERY_S)
 
-    on_stage(scene, None)
+    play(scene, None)
     assert not asked
 
 
-def test_a_check_that_fails_is_logged_once_and_ends_nothing(
+async def test_a_check_that_fails_is_logged_once_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[Finding] | None = None
@@ -81,8 +81,7 @@ def test_a_check_that_fails_is_logged_once_and_ends_nothing(
 
     monkeypatch.setattr(watch, "examine", examine)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
-        nonlocal found
+    async with on_stage(None) as (on, _):
         await asyncio.sleep(3 * EVERY_S)
         assert [line for line in on.said if "internal error" in line] == [
             "checks: internal error: KeyError"
@@ -91,10 +90,8 @@ def test_a_check_that_fails_is_logged_once_and_ends_nothing(
         await asyncio.sleep(EVERY_S)
         assert await checks_of(on, "/status") == ["prefix caching"]
 
-    on_stage(scene, None)
 
-
-def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def facts(_: object, links: list[Any]) -> list[dict[str, Any]]:
@@ -105,11 +102,9 @@ def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(watch, "FEW", 0)
     monkeypatch.setattr(watch, "MOST_ASKED", 2)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, None, None) as (on, _):
         await asyncio.sleep(3 * EVERY_S + 1.0)
         assert sorted(asked) == sorted(2 * list(on.proxy.backends.links))
-
-    on_stage(scene, None, None, None)
 
 
 def test_findings_of_workers_are_listed_once() -> None:

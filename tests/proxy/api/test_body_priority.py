@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import on_stage
 
 ORDERED: dict[str, Any] = {"each": {"priority": True}}
 BODY = b'{"prompt": "hello", "max_tokens": 3 } '
@@ -15,14 +15,12 @@ def fields_of(body: bytes) -> list[tuple[str, Any]]:
     return pairs
 
 
-def test_without_the_key_the_body_stays_as_it_is() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_without_the_key_the_body_stays_as_it_is() -> None:
+    async with on_stage(None) as (on, backends):
         body = BODY.replace(b"}", b', "priority": -3}')
         async with on.post(body) as response:
             assert response.status == 200
         assert backends[0].calls[0].body == body
-
-    on_stage(scene, None)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +33,10 @@ def test_without_the_key_the_body_stays_as_it_is() -> None:
         (', "priority": -5', {"x-forebay-class": "batch"}, 1_000),
     ],
 )
-def test_it_is_forebays_whatever_the_client_says(
+async def test_it_is_forebays_whatever_the_client_says(
     asked: str, headers: dict[str, str], told: int
 ) -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, **ORDERED) as (on, backends):
         body = BODY.replace(b" }", asked.encode() + b" }")
         async with on.post(body, headers=headers) as response:
             assert response.status == 200
@@ -47,14 +45,10 @@ def test_it_is_forebays_whatever_the_client_says(
         assert json.loads(call.body) == json.loads(body) | {"priority": told}
         assert call.body.startswith(body.rstrip()[:-1])
 
-    on_stage(scene, None, **ORDERED)
 
-
-def test_it_stands_beside_a_cache_salt() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_it_stands_beside_a_cache_salt() -> None:
+    async with on_stage(None, tenants={"isolate_cache": True}, **ORDERED) as (on, backends):
         async with on.post(BODY) as response:
             assert response.status == 200
         names = [name for name, _ in fields_of(backends[0].calls[0].body)]
         assert names == ["prompt", "max_tokens", "cache_salt", "priority"]
-
-    on_stage(scene, None, tenants={"isolate_cache": True}, **ORDERED)

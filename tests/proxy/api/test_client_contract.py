@@ -178,11 +178,8 @@ def test_a_request_whose_record_is_gone_is_told_why_without_figures() -> None:
     assert rejected(action, "prompt").message == message
 
 
-def test_an_unknown_path_is_told_which_exist() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            async with on.client.get(f"{on.url}/v1/chats") as response:
-                message = (await response.json())["error"]["message"]
-            assert message.startswith("Unknown path. Available: /v1/chat/completions, /v1/comp")
-
-    run(main())
+async def test_an_unknown_path_is_told_which_exist() -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        async with on.client.get(f"{on.url}/v1/chats") as response:
+            message = (await response.json())["error"]["message"]
+        assert message.startswith("Unknown path. Available: /v1/chat/completions, /v1/comp")

@@ -19,6 +19,7 @@ from proxy_stage import (
     chunk,
     error_of,
     on_stage,
+    play,
     settle,
     stage,
     until,
@@ -198,7 +199,7 @@ def test_usage_has_other_names(usage: dict[str, Any], counts: tuple[int, int | N
 
 class TestStreams:
     @pytest.mark.parametrize("dialect", SHAPED)
-    def test_it_is_relayed_byte_for_byte_and_counted(self, dialect: Dialect) -> None:
+    async def test_it_is_relayed_byte_for_byte_and_counted(self, dialect: Dialect) -> None:
         opening, middle, end = STREAMS[dialect]
 
         async def serve(call: Call) -> None:
@@ -208,7 +209,7 @@ class TestStreams:
             await asyncio.sleep(1)
             await call.send(chunk(end) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, timeouts={"keep_alive": "0s"}) as (on, _):
             posting = asyncio.ensure_future(
                 on.post(asked(dialect, stream=True), dialect.path).__aenter__()
             )
@@ -227,11 +228,9 @@ class TestStreams:
             assert 'forebay_prompt_tokens_total{backend="b0"} 7' in text
             assert 'forebay_cached_tokens_total{backend="b0"} 4' in text
 
-        on_stage(scene, serve, timeouts={"keep_alive": "0s"})
-
     @pytest.mark.parametrize("dialect", SHAPED)
     @pytest.mark.parametrize("data_only", [False, True])
-    def test_a_clean_end_before_the_last_event_is_a_cut(
+    async def test_a_clean_end_before_the_last_event_is_a_cut(
         self, dialect: Dialect, data_only: bool
     ) -> None:
         parts = list(STREAMS[dialect])
@@ -247,7 +246,7 @@ class TestStreams:
                 STREAM_HEAD + chunk(opening) + chunk(middle) + chunk(end) + b"0\r\n\r\n"
             )
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(cut) as (on, backends):
             got = b""
             async with on.post(asked(dialect, stream=True), dialect.path) as response:
                 with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
@@ -263,8 +262,6 @@ class TestStreams:
             await settle()
             on.assert_nothing_held()
 
-        on_stage(scene, cut)
-
     @pytest.mark.parametrize(
         ("dialect", "error"),
         [
@@ -272,7 +269,7 @@ class TestStreams:
             (MESSAGES, event("error", error={"type": "internal_error", "message": "busy"})),
         ],
     )
-    def test_an_error_before_the_first_token_goes_elsewhere(
+    async def test_an_error_before_the_first_token_goes_elsewhere(
         self, dialect: Dialect, error: bytes
     ) -> None:
         opening, middle, end = STREAMS[dialect]
@@ -284,21 +281,24 @@ class TestStreams:
             rest = chunk(error) if calls == 1 else chunk(middle) + chunk(end)
             await call.send(STREAM_HEAD + chunk(opening) + rest + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, serve) as (on, _):
             async with on.post(asked(dialect, stream=True), dialect.path) as response:
                 assert await response.read() == opening + middle + end
             assert calls == 2
 
-        on_stage(scene, serve, serve)
-
 
 class TestShaping:
     @pytest.mark.parametrize("dialect", SHAPED)
-    def test_long_prompts_wait_in_their_bucket_and_are_rejected(self, dialect: Dialect) -> None:
+    async def test_long_prompts_wait_in_their_bucket_and_are_rejected(
+        self, dialect: Dialect
+    ) -> None:
         async def hangs(call: Call) -> None:
             await call.hung_up()
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        buckets = [{"name": "chat", "up_to": 5000},
+                   {"name": "document", "up_to": 131072, "max_queue": 2,
+                    "prefills_per_backend": 1}]  # fmt: skip
+        async with on_stage(hangs, buckets=buckets) as (on, _):
             body = asked(dialect, "word " * 80_000)
             waiting = [
                 asyncio.ensure_future(on.post({**body, "user": str(n)}, dialect.path).__aenter__())
@@ -313,29 +313,22 @@ class TestShaping:
                 one.cancel()
             await settle()
 
-        buckets = [{"name": "chat", "up_to": 5000},
-                   {"name": "document", "up_to": 131072, "max_queue": 2,
-                    "prefills_per_backend": 1}]  # fmt: skip
-        on_stage(scene, hangs, buckets=buckets)
+    async def test_every_shaped_path_is_a_post(self) -> None:
+        async def unasked(call: Call) -> None:
+            raise AssertionError
 
-    def test_every_shaped_path_is_a_post(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(unasked) as (on, _):
             for path in DIALECTS:
                 async with on.client.get(on.url + path) as response:
                     assert (response.status, response.headers["allow"]) == (405, "POST, OPTIONS")
                     assert (await error_of(response))["code"] == "method_not_allowed"
-
-        async def unasked(call: Call) -> None:
-            raise AssertionError
-
-        on_stage(scene, unasked)
 
 
 class TestPreviousResponse:
     """`previous_response_id`: the backend that made a response keeps it, no other does."""
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_the_next_turn_goes_where_the_response_is(self, stream: bool) -> None:
+    async def test_the_next_turn_goes_where_the_response_is(self, stream: bool) -> None:
         made: dict[str, str] = {}
 
         def backend(name: str) -> Any:
@@ -363,14 +356,12 @@ class TestPreviousResponse:
             await settle()
             return list(made)[-1]
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(backend("x"), backend("y")) as (on, _):
             sessions = {text: await turn(on, text, None) for text in ("a", "b", "c", "d")}
             for _ in range(3):
                 for text, previous in sessions.items():
                     sessions[text] = await turn(on, "and then?", previous)
             assert set(made.values()) == {"x", "y"}
-
-        on_stage(scene, backend("x"), backend("y"))
 
     @pytest.mark.parametrize("keys", [False, True])
     def test_a_response_is_read_where_it_is_kept_by_its_owner(
@@ -410,7 +401,7 @@ class TestPreviousResponse:
         known = tmp_path / "keys"
         known.write_text("a: key-of-owner-0123456789\nb: key-of-other-0123456789\n")
         tenants = {"tenants": {"keys": str(known)}} if keys else {}
-        on_stage(scene, backend("x"), backend("y"), **tenants)
+        play(scene, backend("x"), backend("y"), **tenants)
 
     def test_the_conversation_before_it_counts(self) -> None:
         kept, first = KeptResponses(), read(RESPONSES, asked(RESPONSES, LONG)).request
@@ -434,7 +425,7 @@ class TestPreviousResponse:
         assert kept.going_on(other, "r1", owned=True).home == ""
 
     @pytest.mark.parametrize("makes_ids", [False, True])
-    def test_a_tenant_goes_on_from_its_own_responses_only(
+    async def test_a_tenant_goes_on_from_its_own_responses_only(
         self, makes_ids: bool, tmp_path: Path
     ) -> None:
         """`makes_ids`: the server uses the id of the body, as vLLM does; else one of its own."""
@@ -444,7 +435,9 @@ class TestPreviousResponse:
             id_ = asked_id if makes_ids else f"resp_{len(asked_id)}"
             await call.send(answer(200, orjson.dumps(whole_response(id_))))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        keys = tmp_path / "keys"
+        keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
+        async with on_stage(serve, serve, tenants={"keys": str(keys)}) as (on, backends):
             good, evil = (
                 {"authorization": f"Bearer key-of-{name}-0123456789"} for name in ("good", "evil")
             )
@@ -468,21 +461,15 @@ class TestPreviousResponse:
             # Nor can a tenant put a response of its own in the place of another one's.
             assert (await ask(evil, request_id=diary))[1] != diary or not makes_ids
 
-        keys = tmp_path / "keys"
-        keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
-        on_stage(scene, serve, serve, tenants={"keys": str(keys)})
+    async def test_without_keys_the_backend_knows_its_responses(self) -> None:
+        async def serve(call: Call) -> None:
+            await call.send(answer(200, orjson.dumps(whole_response("r1"))))
 
-    def test_without_keys_the_backend_knows_its_responses(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, backends):
             body = asked(RESPONSES, previous_response_id="resp_unknown")
             async with on.post(body, RESPONSES.path) as response:
                 assert response.status == 200
             assert b"request_id" not in backends[0].calls[0].body
-
-        async def serve(call: Call) -> None:
-            await call.send(answer(200, orjson.dumps(whole_response("r1"))))
-
-        on_stage(scene, serve)
 
     def test_a_bucket_that_its_backend_does_not_serve_goes_elsewhere(self) -> None:
         buckets = [Bucket("chat", 5_000), Bucket("document", 131_072, backends=("b",))]
@@ -511,14 +498,14 @@ class TestPreviousResponse:
         assert kept.going_on(request, str(MOST_KEPT)).home == ""
         assert kept.going_on(request, str(MOST_KEPT + 1)).home == "gpu1"
 
-    def test_where_its_backend_is_down_another_may_say_so(self) -> None:
+    async def test_where_its_backend_is_down_another_may_say_so(self) -> None:
         async def unknown(call: Call) -> None:
             await call.send(answer(404, b'{"error":{"message":"no such response"}}'))
 
         async def makes(call: Call) -> None:
             await call.send(answer(200, orjson.dumps(whole_response("r1"))))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(makes, unknown) as (on, backends):
             made, other = backends
             other.healthy = False
             await until(lambda: not on.proxy.backends.links["b1"].up)
@@ -538,10 +525,9 @@ class TestPreviousResponse:
             async with on.post(body, RESPONSES.path) as response:
                 assert response.status == 200
 
-        on_stage(scene, makes, unknown)
 
-
-def test_the_client_of_openai_reads_a_stream_and_its_cut() -> None:
+@pytest.mark.real_time
+async def test_the_client_of_openai_reads_a_stream_and_its_cut() -> None:
     """In real time: the client uses threads."""
     opening, delta, end = STREAMS[RESPONSES]
 
@@ -550,16 +536,13 @@ def test_the_client_of_openai_reads_a_stream_and_its_cut() -> None:
         rest = chunk(end) + b"0\r\n\r\n" if whole else b"0\r\n\r\n"
         await call.send(STREAM_HEAD + chunk(opening + delta) + rest)
 
-    async def main() -> None:
-        backend = RawBackend(serve)
-        async with backend.running(), stage([backend.url]) as on:
-            client = openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0)
-            async with client:
-                stream = await client.responses.create(model="m", input="whole", stream=True)
-                kinds = [one.type async for one in stream]
-                assert kinds[-1] == "response.completed"
-                stream = await client.responses.create(model="m", input="cut", stream=True)
-                with pytest.raises(openai.APIError):
-                    [one.type async for one in stream]
-
-    asyncio.run(main())
+    backend = RawBackend(serve)
+    async with backend.running(), stage([backend.url]) as on:
+        client = openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0)
+        async with client:
+            stream = await client.responses.create(model="m", input="whole", stream=True)
+            kinds = [one.type async for one in stream]
+            assert kinds[-1] == "response.completed"
+            stream = await client.responses.create(model="m", input="cut", stream=True)
+            with pytest.raises(openai.APIError):
+                [one.type async for one in stream]

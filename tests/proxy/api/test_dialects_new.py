@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 from paths import ROOT
-from proxy_stage import STREAM_HEAD, Call, RawBackend, Stage, answer, chunk, on_stage
+from proxy_stage import STREAM_HEAD, Call, answer, chunk, on_stage
 
 from forebay.proxy.api.dialects import DIALECTS, Dialect
 
@@ -46,7 +46,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestNewEndpoint:
-    def test_a_stream_is_shaped_relayed_and_counted(self) -> None:
+    async def test_a_stream_is_shaped_relayed_and_counted(self) -> None:
         sent: list[Any] = []
 
         async def serve(call: Call) -> None:
@@ -56,7 +56,7 @@ class TestNewEndpoint:
             await call.send(STREAM_HEAD + chunk(OPENING) + chunk(MIDDLE) + chunk(END))
             await call.send(b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve) as (on, _):
             sent.append(on.proxy.driver.shaper)
             async with on.post({**BODY, "stream": True}, Conversation.path) as response:
                 assert await response.read() == OPENING + MIDDLE + END
@@ -68,13 +68,11 @@ class TestNewEndpoint:
             assert 'forebay_prompt_tokens_total{backend="b0"} 70.0' in text
             assert 'forebay_cached_tokens_total{backend="b0"} 40.0' in text
 
-        on_stage(scene, serve)
-
-    def test_an_end_without_its_last_event_is_a_cut(self) -> None:
+    async def test_an_end_without_its_last_event_is_a_cut(self) -> None:
         async def cut(call: Call) -> None:
             await call.send(STREAM_HEAD + chunk(OPENING) + chunk(MIDDLE) + b"0\r\n\r\n")
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(cut) as (on, _):
             got = b""
             async with on.post({**BODY, "stream": True}, Conversation.path) as response:
                 with pytest.raises(Exception, match="payload"):  # noqa: PT012
@@ -82,13 +80,11 @@ class TestNewEndpoint:
                         got += part
             assert got.startswith(OPENING + MIDDLE + b"event: error\ndata: ")
 
-        on_stage(scene, cut)
-
-    def test_errors_and_methods(self) -> None:
+    async def test_errors_and_methods(self) -> None:
         async def serve(call: Call) -> None:
             await call.send(answer(200, b'{"usage": {"read": 7, "known": 0, "output_tokens": 1}}'))
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, buckets=[{"name": "chat", "up_to": 5000}]) as (on, _):
             async with on.client.get(on.url + Conversation.path) as response:
                 assert (response.status, response.headers["allow"]) == (405, "POST, OPTIONS")
             async with on.post({"turns": []}, Conversation.path) as response:
@@ -101,8 +97,6 @@ class TestNewEndpoint:
             async with on.post({"turns": long}, Conversation.path) as response:
                 error = (await response.json())["error"]
                 assert (error["code"], error["param"]) == ("context_length_exceeded", "turns")
-
-        on_stage(scene, serve, buckets=[{"name": "chat", "up_to": 5000}])
 
 
 def test_relay_and_app_name_no_dialect() -> None:

@@ -131,7 +131,8 @@ def test_others_run_in_between() -> None:
     assert asyncio.run(turns()) >= 2000 / 20
 
 
-def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
+@pytest.mark.real_time
+async def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
     now, began = 0.0, list[float]()
 
     async def parse(turns: LargeBodies) -> None:
@@ -140,15 +141,11 @@ def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
             began.append(now)
             now += 1.0
 
-    async def main() -> None:
-        nonlocal now
-        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
-        turns = LargeBodies()
-        tasks = [asyncio.ensure_future(parse(turns)) for _ in range(3)]
-        while not all(task.done() for task in tasks):
-            for _ in range(4):
-                await asyncio.sleep(0)
-            now += 0.5
-        assert began == [0.0, 3.0, 6.0]
-
-    asyncio.run(main())
+    asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
+    turns = LargeBodies()
+    tasks = [asyncio.ensure_future(parse(turns)) for _ in range(3)]
+    while not all(task.done() for task in tasks):
+        for _ in range(4):
+            await asyncio.sleep(0)
+        now += 0.5
+    assert began == [0.0, 3.0, 6.0]

@@ -1,7 +1,7 @@
 """The paths that are passed on by default are those of vLLM that compute something."""
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import on_stage
 
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.config.checks import OPERATOR_PATHS
@@ -11,8 +11,8 @@ NEW = ("/v2/rerank", "/v2/embed", "/generative_scoring", "/v1/completions/render
        "/v1/chat/completions/render")  # fmt: skip
 
 
-def test_new_paths_are_passed_on_and_operators_are_not() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_new_paths_are_passed_on_and_operators_are_not() -> None:
+    async with on_stage(None) as (on, backends):
         for path in NEW:
             async with on.post({"model": "m", "query": "x"}, path=path) as response:
                 assert response.status == 200, path
@@ -21,8 +21,6 @@ def test_new_paths_are_passed_on_and_operators_are_not() -> None:
             async with on.post({}, path=path) as response:
                 assert response.status == 404, path
         assert len(backends[0].calls) == len(NEW)
-
-    on_stage(scene, None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_stage import Call, RawBackend, Stage, answer, on_stage
+from proxy_stage import Call, answer, on_stage
 
 from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
@@ -139,12 +139,11 @@ def engine(ratio: Callable[[], float]) -> Any:
     return serve
 
 
-def test_documents_reach_the_engine_after_short_dense_requests_of_a_stranger() -> None:
+async def test_documents_reach_the_engine_after_short_dense_requests_of_a_stranger() -> None:
     """Sixty requests of 300 bytes made every document of 50,000 tokens a 400."""
     ratio = 1.0
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
-        nonlocal ratio
+    async with on_stage(engine(lambda: ratio)) as (on, _):
         for _ in range(60):
             async with on.post({"prompt": "x" * 300, "max_tokens": 1}) as response:
                 assert response.status == 200
@@ -152,5 +151,3 @@ def test_documents_reach_the_engine_after_short_dense_requests_of_a_stranger() -
         for tokens in (50_000, 100_000, 130_000):
             async with on.post({"prompt": "y" * int(tokens * ratio), "max_tokens": 1}) as response:
                 assert response.status == 200
-
-    on_stage(scene, engine(lambda: ratio))

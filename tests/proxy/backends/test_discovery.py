@@ -16,7 +16,6 @@ from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.client import dns_cache as names
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 HOST = "servers.test"
@@ -60,74 +59,71 @@ async def on_names(stack: AsyncExitStack, **keys: Any) -> Stage:
 
 
 class TestNames:
-    def test_servers_come_and_go_with_the_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.real_time
+    async def test_servers_come_and_go_with_the_addresses(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         known = NameServer(monkeypatch, "127.0.0.1", "127.0.0.2")
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on = await on_names(stack, wait_up=1)
-                assert servers(on) == {"b0-127.0.0.1", "b0-127.0.0.2"}
-                async with on.post() as response:
-                    assert response.status == 200
-                    assert response.headers["x-forebay-backend"] == "b0-127.0.0.1"
-                known.addresses = ["127.0.0.1", "127.0.0.3"]
-                await until(on, "b0-127.0.0.1", "b0-127.0.0.3")
-                known.addresses = []  # an outage of the name server takes nobody out
-                await asyncio.sleep(0.5)
-                assert servers(on) == {"b0-127.0.0.1", "b0-127.0.0.3"}
-                known.addresses = ["127.0.0.1"]
-                await until(on, "b0-127.0.0.1")
-                async with on.post() as response:
-                    assert response.status == 200
+        async with AsyncExitStack() as stack:
+            on = await on_names(stack, wait_up=1)
+            assert servers(on) == {"b0-127.0.0.1", "b0-127.0.0.2"}
+            async with on.post() as response:
+                assert response.status == 200
+                assert response.headers["x-forebay-backend"] == "b0-127.0.0.1"
+            known.addresses = ["127.0.0.1", "127.0.0.3"]
+            await until(on, "b0-127.0.0.1", "b0-127.0.0.3")
+            known.addresses = []  # an outage of the name server takes nobody out
+            await asyncio.sleep(0.5)
+            assert servers(on) == {"b0-127.0.0.1", "b0-127.0.0.3"}
+            known.addresses = ["127.0.0.1"]
+            await until(on, "b0-127.0.0.1")
+            async with on.post() as response:
+                assert response.status == 200
 
-        asyncio.run(main())
-
-    def test_a_name_that_nobody_knows_yet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.real_time
+    async def test_a_name_that_nobody_knows_yet(self, monkeypatch: pytest.MonkeyPatch) -> None:
         known = NameServer(monkeypatch)
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                patient = [{"name": "chat", "up_to": 5000, "max_wait": "20s"}]
-                hold = {"max_requests": 1}
-                on = await on_names(stack, wait_up=0, buckets=patient, hold=hold)
-                assert servers(on) == set()
+        async with AsyncExitStack() as stack:
+            patient = [{"name": "chat", "up_to": 5000, "max_wait": "20s"}]
+            hold = {"max_requests": 1}
+            on = await on_names(stack, wait_up=0, buckets=patient, hold=hold)
+            assert servers(on) == set()
 
-                async def ask() -> int:
-                    async with on.post() as response:
-                        return int(response.status)
+            async def ask() -> int:
+                async with on.post() as response:
+                    return int(response.status)
 
-                task = asyncio.create_task(ask())
-                await asyncio.sleep(0.2)
-                known.addresses = ["127.0.0.1"]
-                assert await task == 200
+            task = asyncio.create_task(ask())
+            await asyncio.sleep(0.2)
+            known.addresses = ["127.0.0.1"]
+            assert await task == 200
 
-        asyncio.run(main())
-
-    def test_what_cannot_be_applied_yet_is_tried_again(
+    @pytest.mark.real_time
+    async def test_what_cannot_be_applied_yet_is_tried_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         known = NameServer(monkeypatch, "127.0.0.1")
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on = await on_names(stack)
-                security = on.proxy.security
-                read = security.read
+        async with AsyncExitStack() as stack:
+            on = await on_names(stack)
+            security = on.proxy.security
+            read = security.read
 
-                def broken(config: Config) -> Any:
-                    raise InputError("a bad line in the file of keys")
+            def broken(config: Config) -> Any:
+                raise InputError("a bad line in the file of keys")
 
-                monkeypatch.setattr(security, "read", broken)
-                known.addresses = ["127.0.0.1", "127.0.0.2"]
-                await asyncio.sleep(0.5)
-                said = [line for line in on.said if "a bad line" in line]
-                assert len(said) == 1
-                monkeypatch.setattr(security, "read", read)
-                await until(on, "b0-127.0.0.1", "b0-127.0.0.2")
+            monkeypatch.setattr(security, "read", broken)
+            known.addresses = ["127.0.0.1", "127.0.0.2"]
+            await asyncio.sleep(0.5)
+            said = [line for line in on.said if "a bad line" in line]
+            assert len(said) == 1
+            monkeypatch.setattr(security, "read", read)
+            await until(on, "b0-127.0.0.1", "b0-127.0.0.2")
 
-        asyncio.run(main())
-
-    def test_a_reload_that_is_not_taken_takes_no_server_out(
+    @pytest.mark.real_time
+    async def test_a_reload_that_is_not_taken_takes_no_server_out(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Though it names another host, and the look-up of that is over."""
@@ -136,19 +132,16 @@ class TestNames:
         def refused(config: Config) -> Any:
             raise InputError("a bad line in the file of keys")
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on = await on_names(stack)
-                other = {"backends": [{"name": "x", "url": "http://127.0.0.1:9"}]}
-                on.proxy.reloader._load = lambda: load_config(None, other, {})
-                monkeypatch.setattr(on.proxy.security, "read", refused)
-                assert await on.proxy.reloader.reload() == "failed"
-                reloader = on.proxy.reloader
-                assert reloader._discovery.expand(reloader._read).backends  # at any moment
-                await asyncio.sleep(0.3)
-                assert servers(on) == {"b0-127.0.0.1"}
-
-        asyncio.run(main())
+        async with AsyncExitStack() as stack:
+            on = await on_names(stack)
+            other = {"backends": [{"name": "x", "url": "http://127.0.0.1:9"}]}
+            on.proxy.reloader._load = lambda: load_config(None, other, {})
+            monkeypatch.setattr(on.proxy.security, "read", refused)
+            assert await on.proxy.reloader.reload() == "failed"
+            reloader = on.proxy.reloader
+            assert reloader._discovery.expand(reloader._read).backends  # at any moment
+            await asyncio.sleep(0.3)
+            assert servers(on) == {"b0-127.0.0.1"}
 
     def test_buckets_mean_all_servers_of_a_name(self) -> None:
         config = load_config(
@@ -224,42 +217,39 @@ class TestFile:
             self.load(path)
         assert words in str(refused.value)
 
-    def test_a_change_is_applied(self, tmp_path: Path) -> None:
+    async def test_a_change_is_applied(self, tmp_path: Path) -> None:
         path = tmp_path / "servers.yaml"
 
         def write(**urls: str) -> None:
             path.write_text(json.dumps([{"name": n, "url": url} for n, url in urls.items()]))
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                one = await stack.enter_async_context(RawBackend().running())
-                two = await stack.enter_async_context(RawBackend().running())
-                write(one=one.url)
-                keys: dict[str, Any] = {"listen": {"port": 0, "admin_port": 0}}
-                on = await stack.enter_async_context(
-                    stage(
-                        [], wait_up=1, backends_file=str(path),
-                        load=lambda: self.load(path, debug_headers=True, **keys),
-                    )
-                )  # fmt: skip
-                assert servers(on) == {"one"}
-                write(one=one.url, two=two.url)
-                await asyncio.sleep(3)
-                assert servers(on) == {"one", "two"}
-                path.write_text("- {url: nowhere}")
-                await asyncio.sleep(3)
-                assert on.proxy.reloader.message.startswith("reload failed")
-                path.unlink()
-                await asyncio.sleep(3)
-                assert "No such file" in on.said[-1]
-                assert servers(on) == {"one", "two"}
-                write(two=two.url)
-                await asyncio.sleep(3)
-                assert servers(on) == {"two"}
-                async with on.post() as response:
-                    assert response.headers["x-forebay-backend"] == "two"
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            one = await stack.enter_async_context(RawBackend().running())
+            two = await stack.enter_async_context(RawBackend().running())
+            write(one=one.url)
+            keys: dict[str, Any] = {"listen": {"port": 0, "admin_port": 0}}
+            on = await stack.enter_async_context(
+                stage(
+                    [], wait_up=1, backends_file=str(path),
+                    load=lambda: self.load(path, debug_headers=True, **keys),
+                )
+            )  # fmt: skip
+            assert servers(on) == {"one"}
+            write(one=one.url, two=two.url)
+            await asyncio.sleep(3)
+            assert servers(on) == {"one", "two"}
+            path.write_text("- {url: nowhere}")
+            await asyncio.sleep(3)
+            assert on.proxy.reloader.message.startswith("reload failed")
+            path.unlink()
+            await asyncio.sleep(3)
+            assert "No such file" in on.said[-1]
+            assert servers(on) == {"one", "two"}
+            write(two=two.url)
+            await asyncio.sleep(3)
+            assert servers(on) == {"two"}
+            async with on.post() as response:
+                assert response.headers["x-forebay-backend"] == "two"
 
     def test_of_too_many_addresses_the_first_ones_are_used(self) -> None:
         dns = {"name": "a", "url": f"http://{HOST}:8000", "dns": True, "max_addresses": 3}

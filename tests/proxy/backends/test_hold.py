@@ -18,8 +18,6 @@ from proxy_stage import (
     until,
 )
 
-from forebay.replay.clock.virtual_loop import run
-
 HOLD: dict[str, Any] = {"hold": {"max_requests": 3}}
 
 
@@ -51,8 +49,8 @@ async def with_its_server_gone(**keys: Any) -> AsyncIterator[tuple[Stage, int]]:
         yield on, int(backend.url.rpartition(":")[2])
 
 
-def test_they_are_served_once_one_is_up() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_they_are_served_once_one_is_up() -> None:
+    async with on_stage(None, **HOLD) as (on, backends):
         (backend,) = backends
         await go_down(on, backend)
         tasks = [asyncio.create_task(status(on)) for _ in range(5)]
@@ -64,11 +62,10 @@ def test_they_are_served_once_one_is_up() -> None:
         assert sorted(await asyncio.gather(*tasks)) == [200, 200, 200, 503, 503]
         assert held(on) == 0
 
-    on_stage(scene, None, **HOLD)
 
-
-def test_the_wait_is_told() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_the_wait_is_told() -> None:
+    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    async with on_stage(None, buckets=patient, **HOLD) as (on, backends):
         await go_down(on, backends[0])
         task = asyncio.ensure_future(on.post().__aenter__())
         await asyncio.sleep(1.5)
@@ -77,12 +74,10 @@ def test_the_wait_is_told() -> None:
         assert response.status == 200
         assert 1_400 < float(response.headers["x-forebay-queue-ms"]) < 4_000
 
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    on_stage(scene, None, buckets=patient, **HOLD)
 
-
-def test_for_no_longer_than_they_would_queue() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_for_no_longer_than_they_would_queue() -> None:
+    short = [{"name": "chat", "up_to": 5_000, "max_wait": 2.0}]
+    async with on_stage(None, **HOLD, buckets=short) as (on, backends):
         await go_down(on, backends[0])
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -97,12 +92,9 @@ def test_for_no_longer_than_they_would_queue() -> None:
         assert 0.4 < loop.time() - began < 0.9
         assert held(on) == 0
 
-    short = [{"name": "chat", "up_to": 5_000, "max_wait": 2.0}]
-    on_stage(scene, None, **HOLD, buckets=short)
 
-
-def test_a_client_that_leaves_gives_its_place_back() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_client_that_leaves_gives_its_place_back() -> None:
+    async with on_stage(None, **HOLD) as (on, backends):
         await go_down(on, backends[0])
         task = asyncio.create_task(status(on))
         await settle()
@@ -110,11 +102,10 @@ def test_a_client_that_leaves_gives_its_place_back() -> None:
         task.cancel()
         await until(lambda: held(on) == 0)
 
-    on_stage(scene, None, **HOLD)
 
-
-def test_those_that_queued_when_the_last_one_went_down() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_those_that_queued_when_the_last_one_went_down() -> None:
+    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+    async with on_stage(None, slots=1, buckets=patient, **HOLD) as (on, backends):
         (backend,) = backends
         stays = asyncio.Event()
 
@@ -137,12 +128,11 @@ def test_those_that_queued_when_the_last_one_went_down() -> None:
         assert await first == 200
         assert on.proxy.metrics.rejects.of == {}  # neither client was rejected
 
+
+async def test_time_in_the_queue_counts_against_the_clients_timeout() -> None:
     patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    on_stage(scene, None, slots=1, buckets=patient, **HOLD)
+    async with on_stage(None, slots=1, buckets=patient, **HOLD) as (on, backends):
 
-
-def test_time_in_the_queue_counts_against_the_clients_timeout() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
         async def never(call: Call) -> None:
             await call.hung_up()
 
@@ -161,30 +151,26 @@ def test_time_in_the_queue_counts_against_the_clients_timeout() -> None:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    on_stage(scene, None, slots=1, buckets=patient, **HOLD)
+
+async def test_each_waits_for_its_model() -> None:
+    async with AsyncExitStack() as stack:
+        one, two = RawBackend(models={"one": {}}), RawBackend(models={"two": {}})
+        for backend in (one, two):
+            await stack.enter_async_context(backend.running())
+        on = await stack.enter_async_context(stage([one.url, two.url], **HOLD))
+        await go_down(on, two, "b1")
+        task = asyncio.create_task(status(on, "two"))
+        await settle()
+        assert held(on) == 1
+        assert await status(on, "one") == 200
+        two.healthy = True
+        assert await task == 200
 
 
-def test_each_waits_for_its_model() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            one, two = RawBackend(models={"one": {}}), RawBackend(models={"two": {}})
-            for backend in (one, two):
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([one.url, two.url], **HOLD))
-            await go_down(on, two, "b1")
-            task = asyncio.create_task(status(on, "two"))
-            await settle()
-            assert held(on) == 1
-            assert await status(on, "one") == 200
-            two.healthy = True
-            assert await task == 200
-
-    run(main())
-
-
-def test_a_proxy_that_stops_ends_them() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_proxy_that_stops_ends_them() -> None:
+    async with on_stage(
+        None, buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}], **HOLD
+    ) as (on, backends):
         await go_down(on, backends[0])
 
         async def code() -> str:
@@ -198,127 +184,111 @@ def test_a_proxy_that_stops_ends_them() -> None:
         assert await task == "draining"
         assert held(on) == 0
 
-    on_stage(scene, None, buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}], **HOLD)
 
-
-def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
+async def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
     """All servers start together, and that of another model is first."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            one = RawBackend(models={"one": {}}, healthy=False)
-            two = RawBackend(models={"two": {}}, healthy=False)
-            for backend in (one, two):
-                await stack.enter_async_context(backend.running())
-            patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-            on = await stack.enter_async_context(
-                stage([one.url, two.url], wait_up=0, buckets=patient, **HOLD)
-            )
-            task = asyncio.create_task(status(on, "two"))
-            await settle()
-            assert held(on) == 1
-            one.healthy = True
-            await until(lambda: on.proxy.backends.links["b0"].up)
-            assert await status(on, "one") == 200
-            assert held(on) == 1  # nobody that is up names it, and one has told nothing yet
-            two.healthy = True
-            assert await task == 200
-            assert [len(one.calls), len(two.calls)] == [1, 1]
-            assert await status(on, "three") == 404  # all have told
-
-    run(main())
+    async with AsyncExitStack() as stack:
+        one = RawBackend(models={"one": {}}, healthy=False)
+        two = RawBackend(models={"two": {}}, healthy=False)
+        for backend in (one, two):
+            await stack.enter_async_context(backend.running())
+        patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
+        on = await stack.enter_async_context(
+            stage([one.url, two.url], wait_up=0, buckets=patient, **HOLD)
+        )
+        task = asyncio.create_task(status(on, "two"))
+        await settle()
+        assert held(on) == 1
+        one.healthy = True
+        await until(lambda: on.proxy.backends.links["b0"].up)
+        assert await status(on, "one") == 200
+        assert held(on) == 1  # nobody that is up names it, and one has told nothing yet
+        two.healthy = True
+        assert await task == 200
+        assert [len(one.calls), len(two.calls)] == [1, 1]
+        assert await status(on, "three") == 404  # all have told
 
 
-def test_a_server_that_never_came_is_not_waited_for() -> None:
+async def test_a_server_that_never_came_is_not_waited_for() -> None:
     """A model that none names is then theirs to reject."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            one = await stack.enter_async_context(RawBackend(models={"one": {}}).running())
-            on = await stack.enter_async_context(
-                stage([one.url, "http://127.0.0.1:9"], wait_up=1, **HOLD)
-            )
-            await asyncio.sleep(601)
-            began = asyncio.get_running_loop().time()
-            assert await status(on, "new") == 200
-            assert asyncio.get_running_loop().time() - began < 1
-
-    run(main())
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(RawBackend(models={"one": {}}).running())
+        on = await stack.enter_async_context(
+            stage([one.url, "http://127.0.0.1:9"], wait_up=1, **HOLD)
+        )
+        await asyncio.sleep(601)
+        began = asyncio.get_running_loop().time()
+        assert await status(on, "new") == 200
+        assert asyncio.get_running_loop().time() - began < 1
 
 
-def test_a_server_that_loads_the_model_meanwhile() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            one, two = RawBackend(models={"one": {}}), RawBackend(models={"two": {}})
-            for backend in (one, two):
-                await stack.enter_async_context(backend.running())
-            patient = [{"name": "chat", "up_to": 5000, "max_wait": "600s"}]
-            on = await stack.enter_async_context(stage([one.url, two.url], buckets=patient, **HOLD))
-            await go_down(on, two, "b1")
-            task = asyncio.create_task(status(on, "two"))
-            await settle()
-            one.models = {"one": {}, "two": {}}
-            began = asyncio.get_running_loop().time()
-            assert await task == 200
-            assert asyncio.get_running_loop().time() - began < 60
-
-    run(main())
+async def test_a_server_that_loads_the_model_meanwhile() -> None:
+    async with AsyncExitStack() as stack:
+        one, two = RawBackend(models={"one": {}}), RawBackend(models={"two": {}})
+        for backend in (one, two):
+            await stack.enter_async_context(backend.running())
+        patient = [{"name": "chat", "up_to": 5000, "max_wait": "600s"}]
+        on = await stack.enter_async_context(stage([one.url, two.url], buckets=patient, **HOLD))
+        await go_down(on, two, "b1")
+        task = asyncio.create_task(status(on, "two"))
+        await settle()
+        one.models = {"one": {}, "two": {}}
+        began = asyncio.get_running_loop().time()
+        assert await task == 200
+        assert asyncio.get_running_loop().time() - began < 60
 
 
-def test_a_server_that_refuses_connections_while_it_restarts() -> None:
+async def test_a_server_that_refuses_connections_while_it_restarts() -> None:
     """Before a probe has seen that it is down."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            on, port = await stack.enter_async_context(with_its_server_gone())
-            tasks = [asyncio.create_task(status(on)) for _ in range(3)]
-            await settle()
-            again = await stack.enter_async_context(RawBackend().running(port))
-            assert await asyncio.gather(*tasks) == [200] * 3
-            assert len(again.calls) == 3
-
-    run(main())
+    async with AsyncExitStack() as stack:
+        on, port = await stack.enter_async_context(with_its_server_gone())
+        tasks = [asyncio.create_task(status(on)) for _ in range(3)]
+        await settle()
+        again = await stack.enter_async_context(RawBackend().running(port))
+        assert await asyncio.gather(*tasks) == [200] * 3
+        assert len(again.calls) == 3
 
 
-def test_a_refused_connection_uses_no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_connection_uses_no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "acme: key-of-acme-0123456789")
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            known = {"acme": {"tokens_per_s": 0.001, "burst_tokens": 1_500}}
-            on, port = await stack.enter_async_context(
-                with_its_server_gone(tenants={"keys": "env:KEYS", "known": known})
-            )
+    async with AsyncExitStack() as stack:
+        known = {"acme": {"tokens_per_s": 0.001, "burst_tokens": 1_500}}
+        on, port = await stack.enter_async_context(
+            with_its_server_gone(tenants={"keys": "env:KEYS", "known": known})
+        )
 
-            async def ask() -> int:
-                key = {"authorization": "Bearer key-of-acme-0123456789"}
-                async with on.post({"prompt": "word " * 900}, headers=key) as response:
-                    return int(response.status)
+        async def ask() -> int:
+            key = {"authorization": "Bearer key-of-acme-0123456789"}
+            async with on.post({"prompt": "word " * 900}, headers=key) as response:
+                return int(response.status)
 
-            task = asyncio.create_task(ask())
-            await asyncio.sleep(3)
-            await stack.enter_async_context(RawBackend().running(port))
-            assert await task == 200
-
-    run(main())
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(3)
+        await stack.enter_async_context(RawBackend().running(port))
+        assert await task == 200
 
 
-def test_the_proxy_is_ready_while_it_keeps_requests() -> None:
+async def test_the_proxy_is_ready_while_it_keeps_requests() -> None:
     """Else nobody would send it any."""
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, **HOLD) as (on, backends):
         await go_down(on, backends[0])
         for url in (on.url + "/health", on.proxy.admin_url + "/readyz"):
             async with on.client.get(url) as response:
                 assert response.status == 200
 
-    on_stage(scene, None, **HOLD)
 
-
-def test_a_tenant_gets_half_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tenant_gets_half_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789")
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, tenants={"keys": "env:KEYS"}, hold={"max_requests": 6}) as (
+        on,
+        backends,
+    ):
         await go_down(on, backends[0])
 
         async def ask(key: str) -> int:
@@ -336,5 +306,3 @@ def test_a_tenant_gets_half_of_the_places(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.gather(*tasks, other, return_exceptions=True)
         await settle()
         assert held(on) == 0
-
-    on_stage(scene, None, tenants={"keys": "env:KEYS"}, hold={"max_requests": 6})

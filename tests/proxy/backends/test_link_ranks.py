@@ -15,7 +15,6 @@ from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.config.backends import LaneConfig, lanes
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 SERVER = {"url": "http://127.0.0.1:8001", "data_parallel": 4}
@@ -130,8 +129,8 @@ def test_the_doctor_reads_the_metrics_of_one_rank() -> None:
 # A running proxy
 
 
-def test_requests_go_to_the_rank_that_was_chosen() -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_requests_go_to_the_rank_that_was_chosen() -> None:
+    async with on_stage(None, each={"data_parallel": 4}, wait_up=4) as (on, backends):
         told = await ask(on, 8, headers={"x-data-parallel-rank": "9"})
         assert {status for status, _ in told} == {200}
         assert {name for _, name in told} == {f"b0-rank{rank}" for rank in range(4)}
@@ -141,70 +140,56 @@ def test_requests_go_to_the_rank_that_was_chosen() -> None:
                 assert response.status == 200
         assert len(ranks_asked(backends[0])) == 10
 
-    on_stage(scene, None, each={"data_parallel": 4}, wait_up=4)
+
+async def test_each_rank_has_its_own_kv_cache_and_the_server_is_asked_once() -> None:
+    backend = RawBackend(metrics=engines(100, 200, 300), models={"m": {}})
+    async with (
+        backend.running(),
+        stage([backend.url], each={"data_parallel": 3}, wait_up=3) as on,
+    ):
+        core = on.proxy.driver.shaper.backends
+        assert [core[f"b0-rank{rank}"].kv_tokens for rank in range(3)] == [1600, 3200, 4800]
+        assert (backend.metrics_asked, backend.models_asked) == (1, 1)
+        asked = backend.health_asked
+        await asyncio.sleep(20)
+        assert 18 <= backend.health_asked - asked <= 22
+        assert (backend.metrics_asked, backend.models_asked) == (1, 1)
 
 
-def test_each_rank_has_its_own_kv_cache_and_the_server_is_asked_once() -> None:
-    async def main() -> None:
-        backend = RawBackend(metrics=engines(100, 200, 300), models={"m": {}})
-        async with (
-            backend.running(),
-            stage([backend.url], each={"data_parallel": 3}, wait_up=3) as on,
-        ):
-            core = on.proxy.driver.shaper.backends
-            assert [core[f"b0-rank{rank}"].kv_tokens for rank in range(3)] == [1600, 3200, 4800]
-            assert (backend.metrics_asked, backend.models_asked) == (1, 1)
-            asked = backend.health_asked
-            await asyncio.sleep(20)
-            assert 18 <= backend.health_asked - asked <= 22
-            assert (backend.metrics_asked, backend.models_asked) == (1, 1)
-
-    run(main())
-
-
-def test_a_rank_that_the_server_does_not_have_gets_no_work() -> None:
-    async def main() -> None:
-        backend = RawBackend(metrics=engines(100, 100))
-        async with (
-            backend.running(),
-            stage([backend.url], each={"data_parallel": 3}, wait_up=2) as on,
-        ):
-            await asyncio.sleep(5)
-            assert {name for _, name in await ask(on, 9)} == {"b0-rank0", "b0-rank1"}
-            assert (
-                "backend b0-rank2 is unreachable (its server has 2 of 3 ranks); "
-                "it will be used once it answers"
-            ) in on.said
-            backend.metrics = engines(100, 100, 100)  # restarted with more
-            await until(lambda: on.proxy.backends.links["b0-rank2"].up)
-
-    run(main())
+async def test_a_rank_that_the_server_does_not_have_gets_no_work() -> None:
+    backend = RawBackend(metrics=engines(100, 100))
+    async with (
+        backend.running(),
+        stage([backend.url], each={"data_parallel": 3}, wait_up=2) as on,
+    ):
+        await asyncio.sleep(5)
+        assert {name for _, name in await ask(on, 9)} == {"b0-rank0", "b0-rank1"}
+        assert (
+            "backend b0-rank2 is unreachable (its server has 2 of 3 ranks); "
+            "it will be used once it answers"
+        ) in on.said
+        backend.metrics = engines(100, 100, 100)  # restarted with more
+        await until(lambda: on.proxy.backends.links["b0-rank2"].up)
 
 
 @pytest.mark.parametrize(("ranks", "name"), [(1, "b0"), (2, "b0-rank0")])
-def test_ranks_that_get_no_work_are_told(ranks: int, name: str) -> None:
-    async def main() -> None:
-        backend = RawBackend(metrics=engines(*[100] * 8))
-        async with (
-            backend.running(),
-            stage([backend.url], each={"data_parallel": ranks}, wait_up=ranks) as on,
-        ):
-            line = f"backend {name}: its server has 8 data-parallel ranks: set data_parallel: 8"
-            assert [said for said in on.said if "data-parallel" in said] == [line]
-
-    run(main())
+async def test_ranks_that_get_no_work_are_told(ranks: int, name: str) -> None:
+    backend = RawBackend(metrics=engines(*[100] * 8))
+    async with (
+        backend.running(),
+        stage([backend.url], each={"data_parallel": ranks}, wait_up=ranks) as on,
+    ):
+        line = f"backend {name}: its server has 8 data-parallel ranks: set data_parallel: 8"
+        assert [said for said in on.said if "data-parallel" in said] == [line]
 
 
-def test_a_server_that_ignores_the_rank_still_answers() -> None:
-    async def main() -> None:
-        backend = RawBackend(metrics=b"")  # no vLLM: it does not say how many ranks it has
-        async with (
-            backend.running(),
-            stage([backend.url], each={"data_parallel": 2}, wait_up=2) as on,
-        ):
-            assert {status for status, _ in await ask(on, 20)} == {200}
-
-    run(main())
+async def test_a_server_that_ignores_the_rank_still_answers() -> None:
+    backend = RawBackend(metrics=b"")  # no vLLM: it does not say how many ranks it has
+    async with (
+        backend.running(),
+        stage([backend.url], each={"data_parallel": 2}, wait_up=2) as on,
+    ):
+        assert {status for status, _ in await ask(on, 20)} == {200}
 
 
 async def dying(call: Any) -> None:
@@ -213,28 +198,25 @@ async def dying(call: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-def test_a_dead_server_loses_all_lanes_and_no_request(path: str) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            good = await stack.enter_async_context(RawBackend().running())
-            async with AsyncExitStack() as life:
-                bad = await life.enter_async_context(RawBackend(dying).running())
-                on = await stack.enter_async_context(
-                    stage([good.url, bad.url], each={"data_parallel": 4}, wait_up=8)
-                )
-                waiting = asyncio.create_task(ask(on, 16, path=path))
-                await until(lambda: bad.open > 3)
-            # Its connections break, and it refuses new ones.
-            told = await waiting + await ask(on, 16, path=path)
-            assert [status for status, _ in told] == [200] * 32
-            dead = [u for u in on.proxy.backends.links.values() if u.config.url == bad.url]
-            await until(lambda: not any(lane.up for lane in dead))
-            on.assert_nothing_held()
-
-    run(main())
+async def test_a_dead_server_loses_all_lanes_and_no_request(path: str) -> None:
+    async with AsyncExitStack() as stack:
+        good = await stack.enter_async_context(RawBackend().running())
+        async with AsyncExitStack() as life:
+            bad = await life.enter_async_context(RawBackend(dying).running())
+            on = await stack.enter_async_context(
+                stage([good.url, bad.url], each={"data_parallel": 4}, wait_up=8)
+            )
+            waiting = asyncio.create_task(ask(on, 16, path=path))
+            await until(lambda: bad.open > 3)
+        # Its connections break, and it refuses new ones.
+        told = await waiting + await ask(on, 16, path=path)
+        assert [status for status, _ in told] == [200] * 32
+        dead = [u for u in on.proxy.backends.links.values() if u.config.url == bad.url]
+        await until(lambda: not any(lane.up for lane in dead))
+        on.assert_nothing_held()
 
 
-def test_a_reload_changes_the_number_of_ranks_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_reload_changes_the_number_of_ranks_and_loses_nothing(tmp_path: Path) -> None:
     file = tmp_path / "forebay.yaml"
 
     def load() -> Config:
@@ -244,44 +226,41 @@ def test_a_reload_changes_the_number_of_ranks_and_loses_nothing(tmp_path: Path) 
         await asyncio.sleep(2)
         await by_request(call)
 
-    async def main() -> None:
-        backend = RawBackend(slow, metrics=engines(*[100] * 8))
-        async with backend.running():
+    backend = RawBackend(slow, metrics=engines(*[100] * 8))
+    async with backend.running():
 
-            def write(ranks: Any) -> None:
-                server = {"name": "b0", "url": backend.url, "data_parallel": ranks}
-                limits = {"loop_lag": "10s"}
-                keys = {"backends": [server], "debug_headers": True, "limits": limits}
-                file.write_text(yaml.safe_dump(keys))
+        def write(ranks: Any) -> None:
+            server = {"name": "b0", "url": backend.url, "data_parallel": ranks}
+            limits = {"loop_lag": "10s"}
+            keys = {"backends": [server], "debug_headers": True, "limits": limits}
+            file.write_text(yaml.safe_dump(keys))
 
-            async with stage([backend.url], each={"data_parallel": 2}, wait_up=2, load=load) as on:
-                core, told = on.proxy.driver.shaper.backends, []
-                for ranks in (4, 2, 1, 8):
-                    running = asyncio.create_task(ask(on, 20))
-                    await asyncio.sleep(0.5)
-                    write(ranks)
-                    assert await on.proxy.reloader.reload() == "applied"
-                    told += await running
-                    await asyncio.sleep(1)
-                    names = {f"b0-rank{n}" for n in range(ranks)} if ranks > 1 else {"b0"}
-                    assert set(core) == names
-                    assert all(link.up for link in on.proxy.backends.links.values())
-                    told += await ask(on, 20)
-                assert {status for status, _ in told} == {200}
-                asked = backend.health_asked
-                await asyncio.sleep(10)
-                assert 9 <= backend.health_asked - asked <= 11
-                for wrong in (0, "x", 65):
-                    write(wrong)
-                    assert await on.proxy.reloader.reload() == "failed"
-                    assert "backends.0.data_parallel" in on.proxy.reloader.message
-                assert {status for status, _ in await ask(on, 8)} == {200}
-                on.assert_nothing_held()
-
-    run(main())
+        async with stage([backend.url], each={"data_parallel": 2}, wait_up=2, load=load) as on:
+            core, told = on.proxy.driver.shaper.backends, []
+            for ranks in (4, 2, 1, 8):
+                running = asyncio.create_task(ask(on, 20))
+                await asyncio.sleep(0.5)
+                write(ranks)
+                assert await on.proxy.reloader.reload() == "applied"
+                told += await running
+                await asyncio.sleep(1)
+                names = {f"b0-rank{n}" for n in range(ranks)} if ranks > 1 else {"b0"}
+                assert set(core) == names
+                assert all(link.up for link in on.proxy.backends.links.values())
+                told += await ask(on, 20)
+            assert {status for status, _ in told} == {200}
+            asked = backend.health_asked
+            await asyncio.sleep(10)
+            assert 9 <= backend.health_asked - asked <= 11
+            for wrong in (0, "x", 65):
+                write(wrong)
+                assert await on.proxy.reloader.reload() == "failed"
+                assert "backends.0.data_parallel" in on.proxy.reloader.message
+            assert {status for status, _ in await ask(on, 8)} == {200}
+            on.assert_nothing_held()
 
 
-def test_a_refused_rank_reaches_the_client_as_vllm_says_it() -> None:
+async def test_a_refused_rank_reaches_the_client_as_vllm_says_it() -> None:
     """A vLLM whose metrics are closed: nothing tells the number of its ranks."""
 
     async def out_of_range(call: Any) -> None:
@@ -289,8 +268,6 @@ def test_a_refused_rank_reaches_the_client_as_vllm_says_it() -> None:
             answer(400, b'{"error":{"message":"data_parallel_rank 3 is out of range"}}')
         )
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(out_of_range, each={"data_parallel": 4}, wait_up=4) as (on, _):
         assert [status for status, _ in await ask(on)] == [400]
         assert all(link.up for link in on.proxy.backends.links.values())
-
-    on_stage(scene, out_of_range, each={"data_parallel": 4}, wait_up=4)

@@ -76,77 +76,67 @@ async def two_models(stack: AsyncExitStack, **keys: Any) -> tuple[Stage, RawBack
 
 
 class TestRouting:
-    def test_a_request_goes_to_a_backend_of_its_model(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack)
-                for _ in range(4):
-                    assert await ask(on, "tiny") == 200
-                    assert await ask(on, "large") == 200
-                assert await ask(on, "large", "/v1/embeddings") == 200
-                assert asked_for(tiny) == ["tiny"] * 4
-                assert asked_for(large) == ["large"] * 5
+    async def test_a_request_goes_to_a_backend_of_its_model(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack)
+            for _ in range(4):
+                assert await ask(on, "tiny") == 200
+                assert await ask(on, "large") == 200
+            assert await ask(on, "large", "/v1/embeddings") == 200
+            assert asked_for(tiny) == ["tiny"] * 4
+            assert asked_for(large) == ["large"] * 5
 
-        run(main())
-
-    def test_a_backend_of_another_model_does_not_take_over(self) -> None:
+    async def test_a_backend_of_another_model_does_not_take_over(self) -> None:
         """Neither by work stealing nor by a retry nor while the own backend is down."""
 
         async def broken(call: Any) -> None:
             call.reset()
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                patient = [{"name": "chat", "up_to": 5000, "max_wait": "30s"}]
-                on, tiny, large = await two_models(stack, slots=1, buckets=patient)
-                assert await asyncio.gather(*(ask(on, "large") for _ in range(8))) == [200] * 8
-                large.serve = broken
-                assert await ask(on, "large") == 502
-                large.healthy = False
-                await until(lambda: not on.proxy.backends.links["b1"].up)
-                async with on.post({"model": "large", "prompt": "x"}) as response:
-                    assert response.status == 503
-                    assert (await error_of(response))["code"] == "no_backend_available"
-                assert await ask(on, "tiny") == 200
-                assert asked_for(tiny) == ["tiny"]
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            patient = [{"name": "chat", "up_to": 5000, "max_wait": "30s"}]
+            on, tiny, large = await two_models(stack, slots=1, buckets=patient)
+            assert await asyncio.gather(*(ask(on, "large") for _ in range(8))) == [200] * 8
+            large.serve = broken
+            assert await ask(on, "large") == 502
+            large.healthy = False
+            await until(lambda: not on.proxy.backends.links["b1"].up)
+            async with on.post({"model": "large", "prompt": "x"}) as response:
+                assert response.status == 503
+                assert (await error_of(response))["code"] == "no_backend_available"
+            assert await ask(on, "tiny") == 200
+            assert asked_for(tiny) == ["tiny"]
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/embeddings"])
-    def test_a_model_that_nobody_serves_is_no_servers_work(self, path: str) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack, models={"other": "tiny"})
-                body = {"model": "nobody", "prompt": "x", "messages": [{"role": "user"}]}
-                for _ in range(20):
-                    async with on.post(body, path=path) as response:
-                        assert response.status == 404
-                        error = await error_of(response)
-                        assert (error["code"], error["param"]) == ("model_not_found", "model")
-                        assert error["message"].startswith("The model `nobody` does not exist. ")
-                        assert error["message"].endswith(" Available: tiny, large, other.")
-                assert not tiny.calls + large.calls
-                assert tiny.models_asked <= 3  # once more a second, not for each request
-                on.assert_nothing_held()
-
-        run(main())
+    async def test_a_model_that_nobody_serves_is_no_servers_work(self, path: str) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack, models={"other": "tiny"})
+            body = {"model": "nobody", "prompt": "x", "messages": [{"role": "user"}]}
+            for _ in range(20):
+                async with on.post(body, path=path) as response:
+                    assert response.status == 404
+                    error = await error_of(response)
+                    assert (error["code"], error["param"]) == ("model_not_found", "model")
+                    assert error["message"].startswith("The model `nobody` does not exist. ")
+                    assert error["message"].endswith(" Available: tiny, large, other.")
+            assert not tiny.calls + large.calls
+            assert tiny.models_asked <= 3  # once more a second, not for each request
+            on.assert_nothing_held()
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-    def test_an_adapter_that_was_loaded_a_moment_ago(self, path: str) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack)
-                large.models = LARGE | {"new-adapter": {"parent": "large"}}
-                for _ in range(4):
-                    assert await ask(on, "new-adapter", path) == 200
-                assert asked_for(large) == ["new-adapter"] * 4
-                assert not tiny.calls
-
-        run(main())
+    async def test_an_adapter_that_was_loaded_a_moment_ago(self, path: str) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack)
+            large.models = LARGE | {"new-adapter": {"parent": "large"}}
+            for _ in range(4):
+                assert await ask(on, "new-adapter", path) == 200
+            assert asked_for(large) == ["new-adapter"] * 4
+            assert not tiny.calls
 
     @pytest.mark.parametrize("told", [True, False])
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
-    def test_a_404_for_a_model_is_knowledge_about_one_server(self, path: str, told: bool) -> None:
+    async def test_a_404_for_a_model_is_knowledge_about_one_server(
+        self, path: str, told: bool
+    ) -> None:
         """Only the second one has the adapter, and its list does not name it."""
         told_models = TINY if told else {}
 
@@ -156,30 +146,27 @@ class TestRouting:
         async def with_ad(call: Call) -> None:
             await (lacks if b'"ad2"' in call.body else whole)(call)
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                both = [RawBackend(serve, models=told_models) for serve in (without, with_ad)]
-                for backend in both:
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([one.url for one in both]))
-                more = {"messages": [{"role": "user", "content": "x"}]}
-                for _ in range(8):
-                    assert await ask(on, "ad", path, **more) == 200
-                assert len(both[1].calls) == 8
-                first = len(both[0].calls)
-                # Bodies of other paths are parsed only where models differ.
-                assert first <= (1 if told and path != "/v1/embeddings" else 8)
-                for _ in range(2):  # nobody has this one: one of them says so
-                    async with on.post({"model": "ad2", "prompt": "x", **more}, path=path) as got:
-                        assert (got.status, await got.read()) == (404, LACKS)
-                states = [on.proxy.backends.health.state(name) for name in ("b0", "b1")]
-                assert states == ["up", "up"]
-                await settle()
-                on.assert_nothing_held()
+        async with AsyncExitStack() as stack:
+            both = [RawBackend(serve, models=told_models) for serve in (without, with_ad)]
+            for backend in both:
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([one.url for one in both]))
+            more = {"messages": [{"role": "user", "content": "x"}]}
+            for _ in range(8):
+                assert await ask(on, "ad", path, **more) == 200
+            assert len(both[1].calls) == 8
+            first = len(both[0].calls)
+            # Bodies of other paths are parsed only where models differ.
+            assert first <= (1 if told and path != "/v1/embeddings" else 8)
+            for _ in range(2):  # nobody has this one: one of them says so
+                async with on.post({"model": "ad2", "prompt": "x", **more}, path=path) as got:
+                    assert (got.status, await got.read()) == (404, LACKS)
+            states = [on.proxy.backends.health.state(name) for name in ("b0", "b1")]
+            assert states == ["up", "up"]
+            await settle()
+            on.assert_nothing_held()
 
-        run(main())
-
-    def test_an_adapter_that_is_unloaded_again_is_looked_for_again(self) -> None:
+    async def test_an_adapter_that_is_unloaded_again_is_looked_for_again(self) -> None:
         has = ["b0"]
 
         def serves(name: str) -> Any:
@@ -188,58 +175,49 @@ class TestRouting:
 
             return serve
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                both = [RawBackend(serves(name), models=TINY) for name in ("b0", "b1")]
-                for backend in both:
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([one.url for one in both]))
-                for now in ("b0", "b1", "b0"):
-                    has[:] = [now]
-                    found = [await ask(on, "ad") for _ in range(4)]
-                    assert found.count(200) >= 3  # the last one says that it lacks it
-                    assert found[-1] == 200
+        async with AsyncExitStack() as stack:
+            both = [RawBackend(serves(name), models=TINY) for name in ("b0", "b1")]
+            for backend in both:
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([one.url for one in both]))
+            for now in ("b0", "b1", "b0"):
+                has[:] = [now]
+                found = [await ask(on, "ad") for _ in range(4)]
+                assert found.count(200) >= 3  # the last one says that it lacks it
+                assert found[-1] == 200
 
-        run(main())
-
-    def test_a_server_that_fails_loses_what_another_serves(self) -> None:
+    async def test_a_server_that_fails_loses_what_another_serves(self) -> None:
         """The healthy server gets the requests for the base model, the other one its adapter's."""
 
         async def failing(call: Any) -> None:
             await call.send(answer(500, b"{}"))
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                one = RawBackend(failing, models={"base": {}, "lora": {"parent": "base"}})
-                two = RawBackend(models={"base": {}})
-                for backend in (one, two):
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([one.url, two.url]))
-                found = [await ask(on, "base") for _ in range(60)]
-                assert found.count(500) <= 3 + 2  # until it is put out, and trials
-                assert len(one.calls) < 15
-                assert await ask(on, "lora") == 500  # nobody else could answer it
-                assert await ask(on, "base", "/v1/embeddings") == 200
+        async with AsyncExitStack() as stack:
+            one = RawBackend(failing, models={"base": {}, "lora": {"parent": "base"}})
+            two = RawBackend(models={"base": {}})
+            for backend in (one, two):
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([one.url, two.url]))
+            found = [await ask(on, "base") for _ in range(60)]
+            assert found.count(500) <= 3 + 2  # until it is put out, and trials
+            assert len(one.calls) < 15
+            assert await ask(on, "lora") == 500  # nobody else could answer it
+            assert await ask(on, "base", "/v1/embeddings") == 200
 
-        run(main())
+    async def test_models_are_asked_for_again(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack)
+            large.models = {"larger": {}}
+            models = on.proxy.backends.models
+            await until(lambda: models.find("larger").route == "larger")
+            assert await ask(on, "larger") == 200
+            assert asked_for(large) == ["larger"]
+            tiny.models = {"larger": {}}
+            await until(lambda: not models.differ)
+            assert models.find("larger").route == ""
 
-    def test_models_are_asked_for_again(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack)
-                large.models = {"larger": {}}
-                models = on.proxy.backends.models
-                await until(lambda: models.find("larger").route == "larger")
-                assert await ask(on, "larger") == 200
-                assert asked_for(large) == ["larger"]
-                tiny.models = {"larger": {}}
-                await until(lambda: not models.differ)
-                assert models.find("larger").route == ""
-
-        run(main())
-
-    def test_a_backend_that_never_tells_is_asked_once_each_time_it_comes_up(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_backend_that_never_tells_is_asked_once_each_time_it_comes_up(self) -> None:
+        async with on_stage(None) as (on, backends):
             (backend,) = backends
             link = on.proxy.backends.links["b0"]
             await asyncio.sleep(100)
@@ -252,111 +230,89 @@ class TestRouting:
             assert backend.models_asked == 2 + 3
             assert on.proxy.backends.models.lists("tiny")
 
-        on_stage(scene, None)
+    async def test_a_new_key_for_the_backends_is_tried_at_once(self) -> None:
+        async with AsyncExitStack() as stack:
+            backend = RawBackend()
+            await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([backend.url], load=lambda: changed))
+            backend.models = TINY
+            config = on.proxy.reloader.config
+            changed = config.model_copy(update={"upstream_api_key": SecretStr("k")})
+            assert await on.proxy.reloader.reload() == "applied"
+            await until(lambda: on.proxy.backends.models.lists("tiny"))
 
-    def test_a_new_key_for_the_backends_is_tried_at_once(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                backend = RawBackend()
-                await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([backend.url], load=lambda: changed))
-                backend.models = TINY
-                config = on.proxy.reloader.config
-                changed = config.model_copy(update={"upstream_api_key": SecretStr("k")})
-                assert await on.proxy.reloader.reload() == "applied"
-                await until(lambda: on.proxy.backends.models.lists("tiny"))
+    async def test_a_restart_with_another_model_is_known_before_work_comes(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack)
+            link = on.proxy.backends.links["b1"]
+            large.healthy = False
+            await until(lambda: not link.up)
+            large.models = {"larger": {}}
+            large.healthy = True
+            await until(lambda: link.up)
+            assert await ask(on, "larger") == 200
+            assert asked_for(large) == ["larger"]
+            assert asked_for(tiny) == []
 
-        run(main())
-
-    def test_a_restart_with_another_model_is_known_before_work_comes(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack)
-                link = on.proxy.backends.links["b1"]
-                large.healthy = False
-                await until(lambda: not link.up)
-                large.models = {"larger": {}}
-                large.healthy = True
-                await until(lambda: link.up)
-                assert await ask(on, "larger") == 200
-                assert asked_for(large) == ["larger"]
-                assert asked_for(tiny) == []
-
-        run(main())
-
-    def test_configured_models_are_not_asked_for(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_configured_models_are_not_asked_for(self) -> None:
+        async with on_stage(None, each={"models": ["large"]}) as (on, _):
             assert await ask(on, "large") == 200
             assert on.proxy.backends.models.find("large").route == ""
             assert on.proxy.backends.links["b0"].ask_models_at == float("inf")
 
-        on_stage(scene, None, each={"models": ["large"]})
+    async def test_a_backend_that_does_not_say_takes_any_model(self) -> None:
+        async with AsyncExitStack() as stack:
+            silent, large = RawBackend(), RawBackend(models=LARGE)
+            for backend in (silent, large):
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([silent.url, large.url]))
+            assert await asyncio.gather(*(ask(on, "any") for _ in range(4))) == [200] * 4
+            assert not on.proxy.backends.models.matter
 
-    def test_a_backend_that_does_not_say_takes_any_model(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                silent, large = RawBackend(), RawBackend(models=LARGE)
-                for backend in (silent, large):
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([silent.url, large.url]))
-                assert await asyncio.gather(*(ask(on, "any") for _ in range(4))) == [200] * 4
-                assert not on.proxy.backends.models.matter
-
-        run(main())
-
-    def test_the_only_backend_of_a_model_is_used_however_it_fails(self) -> None:
+    async def test_the_only_backend_of_a_model_is_used_however_it_fails(self) -> None:
         """As the last one of a fleet is: bad answers are better than none."""
         failing = [True]
 
         async def serve(call: Call) -> None:
             await (call.send(answer(500, b"{}")) if failing[0] else by_request(call))
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, _, large = await two_models(stack)
-                large.serve = serve
-                assert [await ask(on, "large") for _ in range(12)] == [500] * 12
-                failing[0] = False
-                assert await ask(on, "large") == 200
+        async with AsyncExitStack() as stack:
+            on, _, large = await two_models(stack)
+            large.serve = serve
+            assert [await ask(on, "large") for _ in range(12)] == [500] * 12
+            failing[0] = False
+            assert await ask(on, "large") == 200
 
-        run(main())
-
-    def test_the_only_one_with_an_adapter_is_used_however_it_fails(self) -> None:
+    async def test_the_only_one_with_an_adapter_is_used_however_it_fails(self) -> None:
         """Though another one serves the model below it."""
         base: dict[str, dict[str, Any]] = {"base": {}}
 
         async def failing(call: Call) -> None:
             await call.send(answer(500, b"{}"))
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                one = RawBackend(failing, models=base | {"lora": {"parent": "base"}})
-                two = RawBackend(models=base)
-                for backend in (one, two):
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([one.url, two.url]))
-                backends = on.proxy.backends
-                for _ in range(3):
-                    backends.health.failed("b0", "", asyncio.get_running_loop().time())
-                backends._apply_health()
-                assert backends.health.state("b0") == "ejected"
-                assert await ask(on, "lora") == 500
-                one.serve = by_request
-                assert await ask(on, "lora") == 200
+        async with AsyncExitStack() as stack:
+            one = RawBackend(failing, models=base | {"lora": {"parent": "base"}})
+            two = RawBackend(models=base)
+            for backend in (one, two):
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([one.url, two.url]))
+            backends = on.proxy.backends
+            for _ in range(3):
+                backends.health.failed("b0", "", asyncio.get_running_loop().time())
+            backends._apply_health()
+            assert backends.health.state("b0") == "ejected"
+            assert await ask(on, "lora") == 500
+            one.serve = by_request
+            assert await ask(on, "lora") == 200
 
-        run(main())
-
-    def test_health_knows_the_models_of_a_backend_that_has_moved(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, _, large = await two_models(stack)
-                config = on.proxy.reloader.config
-                moved = config.backends[1].model_copy(update={"url": large.url + "/"})
-                await on.proxy.backends.move(moved.model_copy(update={"url": large.url}))
-                health = on.proxy.backends.health
-                assert health._backends["b1"].models == frozenset(["large"])
-
-        run(main())
+    async def test_health_knows_the_models_of_a_backend_that_has_moved(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, _, large = await two_models(stack)
+            config = on.proxy.reloader.config
+            moved = config.backends[1].model_copy(update={"url": large.url + "/"})
+            await on.proxy.backends.move(moved.model_copy(update={"url": large.url}))
+            health = on.proxy.backends.health
+            assert health._backends["b1"].models == frozenset(["large"])
 
     def test_prefixes_stay_known_when_a_server_of_another_model_joins(self) -> None:
         """A prompt has the same hashes, and another model has others."""
@@ -374,178 +330,153 @@ class TestRouting:
         assert blocks(alone, "tiny") == blocks(mixed, "tiny") == blocks(mixed, "alias")
         assert not set(blocks(mixed, "tiny")) & set(blocks(mixed, "large"))
 
-    def test_only_one_of_the_model_is_another_one(self) -> None:
+    async def test_only_one_of_the_model_is_another_one(self) -> None:
         base: dict[str, dict[str, Any]] = {"base": {}}
         both = base | {"lora": {"parent": "base"}}
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                urls = []
-                for models in (both, base):
-                    backend = RawBackend(models=models)
-                    urls.append((await stack.enter_async_context(backend.running())).url)
-                on = await stack.enter_async_context(stage(urls))
-                backends = on.proxy.backends
-                first, second = backends.links.values()
-                assert not backends.others_up(first, "lora")
-                assert backends.others_up(first, "base")
-                assert backends.others_up(second, "lora")
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            urls = []
+            for models in (both, base):
+                backend = RawBackend(models=models)
+                urls.append((await stack.enter_async_context(backend.running())).url)
+            on = await stack.enter_async_context(stage(urls))
+            backends = on.proxy.backends
+            first, second = backends.links.values()
+            assert not backends.others_up(first, "lora")
+            assert backends.others_up(first, "base")
+            assert backends.others_up(second, "lora")
 
 
 class TestOtherNames:
-    def test_the_backend_is_asked_by_its_own_name(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
-                assert await ask(on, "gpt-4o-mini") == 200
-                assert await ask(on, "gpt-4o-mini", "/v1/embeddings") == 200
-                assert await ask(on, "large") == 200
-                assert asked_for(large) == ["large"] * 3
-                assert b"gpt-4o-mini" not in large.calls[2].body  # byte for byte
-                assert asked_for(tiny) == []
+    async def test_the_backend_is_asked_by_its_own_name(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
+            assert await ask(on, "gpt-4o-mini") == 200
+            assert await ask(on, "gpt-4o-mini", "/v1/embeddings") == 200
+            assert await ask(on, "large") == 200
+            assert asked_for(large) == ["large"] * 3
+            assert b"gpt-4o-mini" not in large.calls[2].body  # byte for byte
+            assert asked_for(tiny) == []
 
-        run(main())
-
-    def test_in_a_form(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, _, large = await two_models(stack, models={"whisper-1": "large"})
-                form = aiohttp.FormData()
-                form.add_field("file", b'name="model"\r\n\r\ntiny\r\n--', filename="a.wav")
-                form.add_field("model", "whisper-1")
-                url = on.url + "/v1/audio/transcriptions"
-                async with on.client.post(url, data=form) as response:
-                    assert response.status == 200
-                body = large.calls[0].body
-                assert b'name="model"\r\n\r\nlarge\r\n--' in body
-                assert b"whisper-1" not in body
-
-        run(main())
+    async def test_in_a_form(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, _, large = await two_models(stack, models={"whisper-1": "large"})
+            form = aiohttp.FormData()
+            form.add_field("file", b'name="model"\r\n\r\ntiny\r\n--', filename="a.wav")
+            form.add_field("model", "whisper-1")
+            url = on.url + "/v1/audio/transcriptions"
+            async with on.client.post(url, data=form) as response:
+                assert response.status == 200
+            body = large.calls[0].body
+            assert b'name="model"\r\n\r\nlarge\r\n--' in body
+            assert b"whisper-1" not in body
 
     @pytest.mark.parametrize("hold", [0, 9])
-    def test_one_may_be_the_name_of_another_model(self, hold: int) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                names = {"y": "large", "large": "tiny"}
-                on, tiny, large = await two_models(stack, models=names, hold={"max_requests": hold})
-                assert await ask(on, "y") == 200
-                assert (asked_for(tiny), asked_for(large)) == ([], ["large"])
-                assert await ask(on, "large") == 200
-                assert asked_for(tiny) == ["tiny"]
+    async def test_one_may_be_the_name_of_another_model(self, hold: int) -> None:
+        async with AsyncExitStack() as stack:
+            names = {"y": "large", "large": "tiny"}
+            on, tiny, large = await two_models(stack, models=names, hold={"max_requests": hold})
+            assert await ask(on, "y") == 200
+            assert (asked_for(tiny), asked_for(large)) == ([], ["large"])
+            assert await ask(on, "large") == 200
+            assert asked_for(tiny) == ["tiny"]
 
-        run(main())
+    async def test_one_that_moves_to_a_new_backend_waits_until_that_has_told_its_models(
+        self,
+    ) -> None:
+        async with AsyncExitStack() as stack:
+            tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
+            for backend in (tiny, large):
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(
+                stage([tiny.url], models={"gpt": "tiny"}, load=lambda: changed)
+            )
+            config, new = on.proxy.reloader.config, {"name": "new", "url": large.url}
+            backends = (*config.backends, BackendConfig.model_validate(new))
+            update = {"models": {"gpt": "large"}, "backends": backends}
+            changed = config.model_copy(update=update)
+            reloading = asyncio.create_task(on.proxy.reloader.reload())
+            await settle()
+            assert await ask(on, "gpt") == 200
+            assert asked_for(tiny) == ["tiny"]
+            large.healthy = True
+            assert await reloading == "applied"
+            await until(lambda: on.proxy.backends.models.lists("large"))
+            assert await ask(on, "gpt") == 200
+            assert asked_for(large) == ["large"]
 
-    def test_one_that_moves_to_a_new_backend_waits_until_that_has_told_its_models(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
-                for backend in (tiny, large):
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(
-                    stage([tiny.url], models={"gpt": "tiny"}, load=lambda: changed)
-                )
-                config, new = on.proxy.reloader.config, {"name": "new", "url": large.url}
-                backends = (*config.backends, BackendConfig.model_validate(new))
-                update = {"models": {"gpt": "large"}, "backends": backends}
-                changed = config.model_copy(update=update)
-                reloading = asyncio.create_task(on.proxy.reloader.reload())
-                await settle()
-                assert await ask(on, "gpt") == 200
-                assert asked_for(tiny) == ["tiny"]
-                large.healthy = True
-                assert await reloading == "applied"
-                await until(lambda: on.proxy.backends.models.lists("large"))
-                assert await ask(on, "gpt") == 200
-                assert asked_for(large) == ["large"]
-
-        run(main())
-
-    def test_a_reload_changes_them(self) -> None:
+    async def test_a_reload_changes_them(self) -> None:
         names = {"old": "tiny"}
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                backend = RawBackend(models=TINY)
-                await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(
-                    stage([backend.url], models=names, load=lambda: changed)
-                )
-                changed = on.proxy.reloader.config.model_copy(update={"models": {"new": "tiny"}})
-                assert await ask(on, "old") == 200
-                assert await on.proxy.reloader.reload() == "applied"
-                assert await ask(on, "new") == 200
-                assert await ask(on, "old") == 200
-                assert asked_for(backend) == ["tiny", "tiny", "old"]
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            backend = RawBackend(models=TINY)
+            await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(
+                stage([backend.url], models=names, load=lambda: changed)
+            )
+            changed = on.proxy.reloader.config.model_copy(update={"models": {"new": "tiny"}})
+            assert await ask(on, "old") == 200
+            assert await on.proxy.reloader.reload() == "applied"
+            assert await ask(on, "new") == 200
+            assert await ask(on, "old") == 200
+            assert asked_for(backend) == ["tiny", "tiny", "old"]
 
 
 class TestTheList:
-    def test_it_is_the_union_with_other_names(self) -> None:
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
-                async with on.client.get(on.url + "/v1/models") as response:
-                    assert response.content_type == "application/json"
-                    assert response.headers["x-request-id"]
-                    page = await response.json()
-                assert page["object"] == "list"
-                found = {entry["id"]: entry.get("max_model_len") for entry in page["data"]}
-                assert found == {"tiny": 4096, "large": 131072, "gpt-4o-mini": 131072}
-                async with on.client.head(on.url + "/v1/models") as response:
-                    assert (response.status, await response.read()) == (200, b"")
-                assert not tiny.calls
-                assert not large.calls
-
-        run(main())
-
-    def test_where_no_backend_tells_one_answers(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_it_is_the_union_with_other_names(self) -> None:
+        async with AsyncExitStack() as stack:
+            on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
             async with on.client.get(on.url + "/v1/models") as response:
-                assert await response.read() == WHOLE
+                assert response.content_type == "application/json"
+                assert response.headers["x-request-id"]
+                page = await response.json()
+            assert page["object"] == "list"
+            found = {entry["id"]: entry.get("max_model_len") for entry in page["data"]}
+            assert found == {"tiny": 4096, "large": 131072, "gpt-4o-mini": 131072}
+            async with on.client.head(on.url + "/v1/models") as response:
+                assert (response.status, await response.read()) == (200, b"")
+            assert not tiny.calls
+            assert not large.calls
 
-        on_stage(scene, None, models={"other": "name"})
+    async def test_where_no_backend_tells_one_answers(self) -> None:
+        async with (
+            on_stage(None, models={"other": "name"}) as (on, _),
+            on.client.get(on.url + "/v1/models") as response,
+        ):
+            assert await response.read() == WHOLE
 
-    def test_where_all_serve_the_same_a_backend_answers(self) -> None:
+    async def test_where_all_serve_the_same_a_backend_answers(self) -> None:
         async def models(call: Any) -> None:
             await call.send(answer(200, b'{"mine": 1}'))
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                both = [RawBackend(models, models=TINY), RawBackend(models, models=TINY)]
-                for backend in both:
-                    await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([b.url for b in both]))
-                async with on.client.get(on.url + "/v1/models") as response:
-                    assert await response.json() == {"mine": 1}
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            both = [RawBackend(models, models=TINY), RawBackend(models, models=TINY)]
+            for backend in both:
+                await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([b.url for b in both]))
+            async with on.client.get(on.url + "/v1/models") as response:
+                assert await response.json() == {"mine": 1}
 
 
 class TestAdapters:
     """vLLM keeps the prefixes of LoRA adapters apart."""
 
-    def test_their_prompts_share_no_prefix_with_the_model(self) -> None:
+    async def test_their_prompts_share_no_prefix_with_the_model(self) -> None:
         served = TINY | {"lora": {"parent": "tiny"}}
         prompt = "word " * 2000
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                backend = RawBackend(models=served)
-                await stack.enter_async_context(backend.running())
-                on = await stack.enter_async_context(stage([backend.url]))
-                prefixes = on.proxy.driver.shaper.backends["b0"].cache.prefixes
-                held = []
-                for model in ("tiny", "tiny", "lora", "lora"):
-                    await ask(on, model, prompt=prompt)
-                    held.append(len(prefixes))
-                once = len(prompt) // 2048
-                new = [after - before for before, after in pairwise([0, *held])]
-                assert [count >= once for count in new] == [True, False, True, False], new
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            backend = RawBackend(models=served)
+            await stack.enter_async_context(backend.running())
+            on = await stack.enter_async_context(stage([backend.url]))
+            prefixes = on.proxy.driver.shaper.backends["b0"].cache.prefixes
+            held = []
+            for model in ("tiny", "tiny", "lora", "lora"):
+                await ask(on, model, prompt=prompt)
+                held.append(len(prefixes))
+            once = len(prompt) // 2048
+            new = [after - before for before, after in pairwise([0, *held])]
+            assert [count >= once for count in new] == [True, False, True, False], new
 
 
 class TestNames:

@@ -1,6 +1,5 @@
 """Two real vLLM servers of different models behind one proxy."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,27 +32,25 @@ async def ask(on: Stage, model: str, **fields: Any) -> tuple[int, Any]:
         return response.status, answer
 
 
-def test_each_request_is_answered_by_its_model(servers: tuple[str, str]) -> None:
-    async def main() -> None:
-        async with stage(list(servers), models={"gpt-4o-mini": "large"}) as on:
-            for asked, model in (("tiny", "tiny"), ("large", "large"), ("gpt-4o-mini", "large")):
-                for _ in range(3):
-                    status, answer = await ask(on, asked)
-                    assert (status, answer["model"]) == (200, model)
-            status, text = await ask(on, "gpt-4o-mini", stream=True)
-            assert status == 200
-            assert '"model":"large"' in text
-            assert text.endswith("data: [DONE]\n\n")
-            status, answer = await ask(on, "other")
-            assert status == 404
-            assert "`other` does not exist" in answer["error"]["message"]
-            async with on.client.get(on.url + "/v1/models") as response:
-                listed = (await response.json())["data"]
-            assert {one["id"]: one["max_model_len"] for one in listed} == {
-                "tiny": 4096, "large": 4096, "gpt-4o-mini": 4096,
-            }  # fmt: skip
-            body = {"model": "gpt-4o-mini", "prompt": "one two three"}
-            async with on.post(body, path="/tokenize") as response:
-                assert (await response.json())["count"] > 0
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_each_request_is_answered_by_its_model(servers: tuple[str, str]) -> None:
+    async with stage(list(servers), models={"gpt-4o-mini": "large"}) as on:
+        for asked, model in (("tiny", "tiny"), ("large", "large"), ("gpt-4o-mini", "large")):
+            for _ in range(3):
+                status, answer = await ask(on, asked)
+                assert (status, answer["model"]) == (200, model)
+        status, text = await ask(on, "gpt-4o-mini", stream=True)
+        assert status == 200
+        assert '"model":"large"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        status, answer = await ask(on, "other")
+        assert status == 404
+        assert "`other` does not exist" in answer["error"]["message"]
+        async with on.client.get(on.url + "/v1/models") as response:
+            listed = (await response.json())["data"]
+        assert {one["id"]: one["max_model_len"] for one in listed} == {
+            "tiny": 4096, "large": 4096, "gpt-4o-mini": 4096,
+        }  # fmt: skip
+        body = {"model": "gpt-4o-mini", "prompt": "one two three"}
+        async with on.post(body, path="/tokenize") as response:
+            assert (await response.json())["count"] > 0

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from proxy_stage import Call, RawBackend, Stage, answer, error_of, on_stage, settle
+from proxy_stage import Call, Stage, answer, error_of, on_stage, settle
 
 from forebay.proxy.backends.passing import ACTIVE_S, STEP_TOKENS, PassedOn
 
@@ -51,10 +51,10 @@ async def shown(on: Stage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings"])
-def test_they_count_in_max_concurrency_and_in_flight(path: str) -> None:
+async def test_they_count_in_max_concurrency_and_in_flight(path: str) -> None:
     slow = Slow()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(slow, slots=4) as (on, _):
         tasks = [asyncio.create_task(ask(on, path)) for _ in range(50)]
         await settle()
         assert (slow.now, (await shown(on))["in_flight"]) == (4, 4)
@@ -68,14 +68,12 @@ def test_they_count_in_max_concurrency_and_in_flight(path: str) -> None:
         assert slow.most == 4
         assert (await shown(on))["in_flight"] == 0
 
-    on_stage(scene, slow, slots=4)
 
-
-def test_one_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) -> None:
+async def test_one_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) -> None:
     keys, slow = tmp_path / "keys", Slow()
     keys.write_text(KEYS)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(slow, tenants={"keys": str(keys)}) as (on, _):
         chat = {"prompt": "x", "max_tokens": 3}
         assert await ask(on, "/v1/completions", "good", chat) == 200
         tasks = [asyncio.create_task(ask(on, "/v1/embeddings", "evil")) for _ in range(40)]
@@ -92,14 +90,12 @@ def test_one_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) -> Non
         slow.goes_on.set()
         assert await asyncio.gather(*tasks) == [200] * 41
 
-    on_stage(scene, slow, tenants={"keys": str(keys)})
 
-
-def test_short_ones_of_a_tenant_run_together(tmp_path: Path) -> None:
+async def test_short_ones_of_a_tenant_run_together(tmp_path: Path) -> None:
     keys, slow = tmp_path / "keys", Slow()
     keys.write_text(KEYS)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(slow, tenants={"keys": str(keys)}) as (on, _):
         assert await ask(on, "/v1/completions", "good", {"prompt": "x"}) == 200
         body = {"model": "m", "input": "x" * 40}
         tasks = [asyncio.create_task(ask(on, "/v1/embeddings", "evil", body)) for _ in range(20)]
@@ -108,13 +104,11 @@ def test_short_ones_of_a_tenant_run_together(tmp_path: Path) -> None:
         slow.goes_on.set()
         assert await asyncio.gather(*tasks) == [200] * 20
 
-    on_stage(scene, slow, tenants={"keys": str(keys)})
 
-
-def test_the_wait_for_a_slot_ends() -> None:
+async def test_the_wait_for_a_slot_ends() -> None:
     slow = Slow()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(slow, slots=1) as (on, _):
         on.proxy.backends.passed_on._patience_s = lambda: 2.0
         first = asyncio.create_task(ask(on, "/v1/embeddings"))
         await settle()
@@ -134,19 +128,15 @@ def test_the_wait_for_a_slot_ends() -> None:
         assert not any(here.waiting for here in on.proxy.backends.passed_on._here.values())
         assert not any(here.count for here in on.proxy.backends.passed_on._here.values())
 
-    on_stage(scene, slow, slots=1)
 
-
-def test_a_drain_ends_those_that_wait() -> None:
+async def test_a_drain_ends_those_that_wait() -> None:
     slow = Slow()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(slow, slots=1) as (on, _):
         tasks = [asyncio.create_task(ask(on, "/v1/embeddings")) for _ in range(3)]
         await settle()
         assert await on.proxy.drain(0.2) == 3
         assert await asyncio.gather(*tasks) == [503] * 3
-
-    on_stage(scene, slow, slots=1)
 
 
 def test_tenants_that_have_left_are_forgotten() -> None:

@@ -35,7 +35,6 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
-from forebay.replay.clock.virtual_loop import run
 
 ONE = {"backends": [{"name": "a", "url": "http://127.0.0.1:1"}]}
 
@@ -167,90 +166,78 @@ async def two_backends(
             yield files, held, first, second, on
 
 
-def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_backends(tmp_path, 1) as (files, held, _, new, on):
-            shaper = on.proxy.driver.shaper
-            async with on.post(STREAM) as streaming:
-                assert streaming.headers["x-forebay-backend"] == "b0"
-                files.write({"b1": new.url}, buckets=[{"name": "all", "up_to": 9000}])
-                assert await on.proxy.reloader.reload() == "applied"
-                assert on.proxy.app.ready
-                assert list(shaper.backends) == ["b0", "b1"]
-                async with on.post() as answer:
-                    assert answer.status == 200
-                    assert answer.headers["x-forebay-backend"] == "b1"
-                    assert answer.headers["x-forebay-bucket"] == "all"
-                await asyncio.sleep(5)
-                assert "b0" in shaper.backends
-                held.end.set()
-                assert (await streaming.read()).endswith(DONE)
-            await asyncio.sleep(1)
-            assert list(shaper.backends) == list(on.proxy.backends.links) == ["b1"]
-            assert "backend b0 is removed" in on.said
-            assert on.proxy.reloader.generation == 1
-            on.assert_nothing_held()
-
-    run(main())
-
-
-def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_backends(tmp_path, 2) as (files, held, first, other, on):
-            async with on.post(STREAM) as streaming:
-                assert streaming.headers["x-forebay-backend"] == "b0"
-                files.write({"b1": other.url})
-                await on.proxy.reloader.reload()
-                files.write({"b0": first.url, "b1": other.url})
-                await on.proxy.reloader.reload()
-                held.end.set()
-                await streaming.read()
-            await asyncio.sleep(1)
-            assert [b.up for b in on.proxy.driver.shaper.backends.values()] == [True, True]
-            assert "backend b0 is removed" not in on.said
-
-    run(main())
-
-
-def test_a_backend_moves_to_another_address(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with two_backends(tmp_path, 1) as (files, held, old, new, on):
-            async with on.post(STREAM) as streaming:
-                files.write({"b0": new.url})
-                assert await on.proxy.reloader.reload() == "applied"
-                async with on.post() as answer:
-                    assert answer.status == 200
-                assert (len(old.calls), len(new.calls)) == (1, 1)
-                held.end.set()
-                assert (await streaming.read()).endswith(DONE)
-            files.write({"b0": "http://127.0.0.1:9"})
-            await on.proxy.reloader.reload()
+async def test_a_backend_is_replaced_while_it_streams(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, 1) as (files, held, _, new, on):
+        shaper = on.proxy.driver.shaper
+        async with on.post(STREAM) as streaming:
+            assert streaming.headers["x-forebay-backend"] == "b0"
+            files.write({"b1": new.url}, buckets=[{"name": "all", "up_to": 9000}])
+            assert await on.proxy.reloader.reload() == "applied"
+            assert on.proxy.app.ready
+            assert list(shaper.backends) == ["b0", "b1"]
             async with on.post() as answer:
-                assert answer.status == 503
-            on.assert_nothing_held()
-
-    run(main())
-
-
-def test_who_waits_goes_on_waiting_under_the_new_rules(tmp_path: Path) -> None:
-    async def main() -> None:
-        files, held = Files(tmp_path), Held()
-        async with (
-            RawBackend(held).running() as backend,
-            stage([backend.url], slots=1, load=files.load) as on,
-        ):
-            streams = [asyncio.create_task(_read(on.post(STREAM))) for _ in range(2)]
-            await settle()
-            assert on.proxy.driver.shaper.queued("chat") == 1
-            files.write({"b0": backend.url}, buckets=[{"name": "new", "up_to": 9000}])
-            await on.proxy.reloader.reload()  # and max_concurrency is the default now
-            await settle()
-            assert backend.open == 2
+                assert answer.status == 200
+                assert answer.headers["x-forebay-backend"] == "b1"
+                assert answer.headers["x-forebay-bucket"] == "all"
+            await asyncio.sleep(5)
+            assert "b0" in shaper.backends
             held.end.set()
-            assert await asyncio.gather(*streams) == [200] * 2
-            on.assert_nothing_held()
+            assert (await streaming.read()).endswith(DONE)
+        await asyncio.sleep(1)
+        assert list(shaper.backends) == list(on.proxy.backends.links) == ["b1"]
+        assert "backend b0 is removed" in on.said
+        assert on.proxy.reloader.generation == 1
+        on.assert_nothing_held()
 
-    run(main())
+
+async def test_a_backend_that_goes_and_comes_back_before_it_is_gone(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, 2) as (files, held, first, other, on):
+        async with on.post(STREAM) as streaming:
+            assert streaming.headers["x-forebay-backend"] == "b0"
+            files.write({"b1": other.url})
+            await on.proxy.reloader.reload()
+            files.write({"b0": first.url, "b1": other.url})
+            await on.proxy.reloader.reload()
+            held.end.set()
+            await streaming.read()
+        await asyncio.sleep(1)
+        assert [b.up for b in on.proxy.driver.shaper.backends.values()] == [True, True]
+        assert "backend b0 is removed" not in on.said
+
+
+async def test_a_backend_moves_to_another_address(tmp_path: Path) -> None:
+    async with two_backends(tmp_path, 1) as (files, held, old, new, on):
+        async with on.post(STREAM) as streaming:
+            files.write({"b0": new.url})
+            assert await on.proxy.reloader.reload() == "applied"
+            async with on.post() as answer:
+                assert answer.status == 200
+            assert (len(old.calls), len(new.calls)) == (1, 1)
+            held.end.set()
+            assert (await streaming.read()).endswith(DONE)
+        files.write({"b0": "http://127.0.0.1:9"})
+        await on.proxy.reloader.reload()
+        async with on.post() as answer:
+            assert answer.status == 503
+        on.assert_nothing_held()
+
+
+async def test_who_waits_goes_on_waiting_under_the_new_rules(tmp_path: Path) -> None:
+    files, held = Files(tmp_path), Held()
+    async with (
+        RawBackend(held).running() as backend,
+        stage([backend.url], slots=1, load=files.load) as on,
+    ):
+        streams = [asyncio.create_task(_read(on.post(STREAM))) for _ in range(2)]
+        await settle()
+        assert on.proxy.driver.shaper.queued("chat") == 1
+        files.write({"b0": backend.url}, buckets=[{"name": "new", "up_to": 9000}])
+        await on.proxy.reloader.reload()  # and max_concurrency is the default now
+        await settle()
+        assert backend.open == 2
+        held.end.set()
+        assert await asyncio.gather(*streams) == [200] * 2
+        on.assert_nothing_held()
 
 
 async def _read(request: Any) -> int:
@@ -259,172 +246,154 @@ async def _read(request: Any) -> int:
         return int(answer.status)
 
 
-def test_a_configuration_that_is_being_written_waits(tmp_path: Path) -> None:
+async def test_a_configuration_that_is_being_written_waits(tmp_path: Path) -> None:
     """Every part of it would be valid: only the last has all."""
 
-    async def main() -> None:
-        files = Files(tmp_path)
-        async with RawBackend().running() as backend:
-            files.write({"b0": backend.url})
-            async with stage([backend.url], load=files.load, watch=files.path) as on:
-                for idle_s in range(50, 40, -1):
-                    files.write({"b0": backend.url}, timeouts={"idle": f"{idle_s}s"})
-                    await asyncio.sleep(0.4)
-                    assert on.proxy.reloader.generation == 0
-                await asyncio.sleep(2)
-                assert on.proxy.reloader.generation == 1
-                assert on.proxy.reloader.config.timeouts.idle == 41.0
-
-    run(main())
+    files = Files(tmp_path)
+    async with RawBackend().running() as backend:
+        files.write({"b0": backend.url})
+        async with stage([backend.url], load=files.load, watch=files.path) as on:
+            for idle_s in range(50, 40, -1):
+                files.write({"b0": backend.url}, timeouts={"idle": f"{idle_s}s"})
+                await asyncio.sleep(0.4)
+                assert on.proxy.reloader.generation == 0
+            await asyncio.sleep(2)
+            assert on.proxy.reloader.generation == 1
+            assert on.proxy.reloader.config.timeouts.idle == 41.0
 
 
 @pytest.mark.parametrize("ask", ["file", "signal"])
-def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask: str) -> None:
-    async def main() -> None:
-        files = Files(tmp_path)
-        async with RawBackend().running() as backend:
-            files.write({"b0": backend.url})
-            watch = files.path if ask == "file" else None
-            async with stage([backend.url], load=files.load, watch=watch) as on:
-                before = on.proxy.reloader.config
+async def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path, ask: str) -> None:
+    files = Files(tmp_path)
+    async with RawBackend().running() as backend:
+        files.write({"b0": backend.url})
+        watch = files.path if ask == "file" else None
+        async with stage([backend.url], load=files.load, watch=watch) as on:
+            before = on.proxy.reloader.config
 
-                async def changed(write: Callable[[], object]) -> str:
-                    write()
-                    if ask == "signal":
-                        on.proxy.reloader.request()
-                    await asyncio.sleep(5)
-                    return on.proxy.reloader.message
+            async def changed(write: Callable[[], object]) -> str:
+                write()
+                if ask == "signal":
+                    on.proxy.reloader.request()
+                await asyncio.sleep(5)
+                return on.proxy.reloader.message
 
-                said = await changed(lambda: files.path.write_text("timeouts: {idle: soon}"))
-                assert said.startswith("reload failed, keeping the running one: ")
-                assert "timeouts.idle: 'soon': give a duration such as 2s" in said
-                assert on.proxy.reloader.config is before
-                if ask == "file":
-                    said = await changed(files.path.unlink)
-                    assert "'soon'" in said
-                said = await changed(
-                    lambda: files.write(
-                        {"b0": backend.url}, timeouts={"idle": "7s"}, metrics={"hlog": "x.hlog"}
-                    )
+            said = await changed(lambda: files.path.write_text("timeouts: {idle: soon}"))
+            assert said.startswith("reload failed, keeping the running one: ")
+            assert "timeouts.idle: 'soon': give a duration such as 2s" in said
+            assert on.proxy.reloader.config is before
+            if ask == "file":
+                said = await changed(files.path.unlink)
+                assert "'soon'" in said
+            said = await changed(
+                lambda: files.write(
+                    {"b0": backend.url}, timeouts={"idle": "7s"}, metrics={"hlog": "x.hlog"}
                 )
-                assert said == "reloaded (timeouts.idle); changes to metrics need a restart"
-                assert on.proxy.reloader.config.timeouts.idle == 7.0
-                text = on.proxy.metrics.text().decode()
-                for result, count in (("failed", 1), ("partly", 1), ("applied", 0)):
-                    assert f'config_reloads_total{{result="{result}"}} {count}.0' in text
-                async with on.client.post(f"{on.proxy.admin_url}/reload") as answer:
-                    assert answer.status == 200
-                    assert (await answer.text()).startswith(
-                        "partly: changes to metrics need a restart; nothing else changed"
-                    )
-                async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
-                    status = await answer.json()
-                assert status["config"]["generation"] == 1
-                assert status["config"]["needs_restart"] == ["metrics"]
-                assert set(status["versions"]) == {"forebay", "python", "aiohttp"}
-
-    run(main())
-
-
-def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) -> None:
-    async def main() -> None:
-        files, keys = Files(tmp_path), tmp_path / "keys"
-        async with RawBackend().running() as backend, stage([backend.url], load=files.load) as on:
-
-            async def reload(text: str | None, **tenants: Any) -> tuple[str, list[int]]:
-                if text is None:
-                    keys.unlink(missing_ok=True)
-                else:
-                    keys.write_text(text)
-                files.write({"b0": backend.url}, tenants=tenants, reject_status=503)
-                result = await on.proxy.reloader.reload()
-                statuses = []
-                for key in ("first-key-of-tests", "other-key-of-tests", "none"):
-                    async with on.post(headers={"authorization": f"Bearer {key}"}) as answer:
-                        statuses.append(answer.status)
-                return result, statuses
-
-            open_to_all, one = [200, 200, 200], [200, 401, 401]
-            both, source = "acme: first-key-of-tests\nbolt: other-key-of-tests", str(keys)
-            assert await reload(None, keys=source) == ("failed", open_to_all)
-            assert "tenants.keys: cannot read" in on.proxy.reloader.message
-            assert on.proxy.reloader.config.reject_status == 429
-            assert await reload("acme: first-key-of-tests", keys=source) == ("applied", one)
-            assert on.proxy.reloader.message == "reloaded (tenants.keys, reject_status)"
-            assert await reload("acme first-key-of-tests", keys=source) == ("failed", one)
-            assert await reload(both, keys=source) == ("unchanged", [200, 200, 401])
-            assert "using the new keys and certificate; 2 API keys of 2 tenants" in on.said
-            old = on.proxy.security.salts
-            known = {"acme": {"trust_group": "rag"}, "bolt": {"trust_group": "rag"}}
-            assert await reload(both, keys=source, known=known) == ("applied", [200, 200, 401])
-            salts = on.proxy.security.salts
-            assert old is not None
-            assert salts is not None
-            assert salts.salt("acme") == salts.salt("bolt") != old.salt("acme")
-            assert await reload(both, keys=source, isolate_cache=False) == (
-                "applied", [200, 200, 401],
-            )  # fmt: skip
-            assert on.proxy.security.salts is None
-            assert await reload(None) == ("applied", open_to_all)
-            assert not any("of-tests" in line for line in on.said)
-
-    run(main())
+            )
+            assert said == "reloaded (timeouts.idle); changes to metrics need a restart"
+            assert on.proxy.reloader.config.timeouts.idle == 7.0
+            text = on.proxy.metrics.text().decode()
+            for result, count in (("failed", 1), ("partly", 1), ("applied", 0)):
+                assert f'config_reloads_total{{result="{result}"}} {count}.0' in text
+            async with on.client.post(f"{on.proxy.admin_url}/reload") as answer:
+                assert answer.status == 200
+                assert (await answer.text()).startswith(
+                    "partly: changes to metrics need a restart; nothing else changed"
+                )
+            async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
+                status = await answer.json()
+            assert status["config"]["generation"] == 1
+            assert status["config"]["needs_restart"] == ["metrics"]
+            assert set(status["versions"]) == {"forebay", "python", "aiohttp"}
 
 
-def test_a_reload_goes_on_when_its_client_hangs_up(tmp_path: Path) -> None:
+async def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Path) -> None:
+    files, keys = Files(tmp_path), tmp_path / "keys"
+    async with RawBackend().running() as backend, stage([backend.url], load=files.load) as on:
+
+        async def reload(text: str | None, **tenants: Any) -> tuple[str, list[int]]:
+            if text is None:
+                keys.unlink(missing_ok=True)
+            else:
+                keys.write_text(text)
+            files.write({"b0": backend.url}, tenants=tenants, reject_status=503)
+            result = await on.proxy.reloader.reload()
+            statuses = []
+            for key in ("first-key-of-tests", "other-key-of-tests", "none"):
+                async with on.post(headers={"authorization": f"Bearer {key}"}) as answer:
+                    statuses.append(answer.status)
+            return result, statuses
+
+        open_to_all, one = [200, 200, 200], [200, 401, 401]
+        both, source = "acme: first-key-of-tests\nbolt: other-key-of-tests", str(keys)
+        assert await reload(None, keys=source) == ("failed", open_to_all)
+        assert "tenants.keys: cannot read" in on.proxy.reloader.message
+        assert on.proxy.reloader.config.reject_status == 429
+        assert await reload("acme: first-key-of-tests", keys=source) == ("applied", one)
+        assert on.proxy.reloader.message == "reloaded (tenants.keys, reject_status)"
+        assert await reload("acme first-key-of-tests", keys=source) == ("failed", one)
+        assert await reload(both, keys=source) == ("unchanged", [200, 200, 401])
+        assert "using the new keys and certificate; 2 API keys of 2 tenants" in on.said
+        old = on.proxy.security.salts
+        known = {"acme": {"trust_group": "rag"}, "bolt": {"trust_group": "rag"}}
+        assert await reload(both, keys=source, known=known) == ("applied", [200, 200, 401])
+        salts = on.proxy.security.salts
+        assert old is not None
+        assert salts is not None
+        assert salts.salt("acme") == salts.salt("bolt") != old.salt("acme")
+        assert await reload(both, keys=source, isolate_cache=False) == (
+            "applied", [200, 200, 401],
+        )  # fmt: skip
+        assert on.proxy.security.salts is None
+        assert await reload(None) == ("applied", open_to_all)
+        assert not any("of-tests" in line for line in on.said)
+
+
+async def test_a_reload_goes_on_when_its_client_hangs_up(tmp_path: Path) -> None:
     """The reload waits for a new backend's first answer, which does not come."""
 
-    async def main() -> None:
-        async with two_backends(tmp_path, 1) as (files, _, first, second, on):
-            second.healthy = None
-            files.write({"b0": first.url, "b1": second.url}, reject_status=503)
-            asking = asyncio.create_task(_read(on.client.post(f"{on.proxy.admin_url}/reload")))
-            await settle()
-            assert second.connections == 1
-            assert on.proxy.reloader.generation == 0
-            probes = dict(on.proxy.backends.prober.tasks)
-            asking.cancel()
-            await asyncio.wait([asking])
-            await settle()
-            assert await on.proxy.reloader.reload() == "unchanged"
-            assert on.proxy.reloader.generation == 1
-            assert on.proxy.app._config.reject_status == 503
-            assert on.proxy.backends.prober.tasks == probes
-            assert [line for line in on.said if line.startswith("configuration")] == [
-                "configuration reloaded (backends, reject_status)",
-                "configuration unchanged",
-            ]
-
-    run(main())
+    async with two_backends(tmp_path, 1) as (files, _, first, second, on):
+        second.healthy = None
+        files.write({"b0": first.url, "b1": second.url}, reject_status=503)
+        asking = asyncio.create_task(_read(on.client.post(f"{on.proxy.admin_url}/reload")))
+        await settle()
+        assert second.connections == 1
+        assert on.proxy.reloader.generation == 0
+        probes = dict(on.proxy.backends.prober.tasks)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await settle()
+        assert await on.proxy.reloader.reload() == "unchanged"
+        assert on.proxy.reloader.generation == 1
+        assert on.proxy.app._config.reject_status == 503
+        assert on.proxy.backends.prober.tasks == probes
+        assert [line for line in on.said if line.startswith("configuration")] == [
+            "configuration reloaded (backends, reject_status)",
+            "configuration unchanged",
+        ]
 
 
-def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
+async def test_a_fault_of_ours_is_said_and_the_next_change_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> Config:
         raise KeyError("no such key")
 
-    async def main() -> None:
-        files = Files(tmp_path)
-        async with RawBackend().running() as backend:
-            files.write({"b0": backend.url})
-            async with stage([backend.url], load=files.load, watch=files.path) as on:
-                with monkeypatch.context() as patch:
-                    patch.setattr(on.proxy.reloader, "_load", broken)
-                    on.proxy.reloader.request()
-                    await asyncio.sleep(1)
-                assert on.said[-1] == (
-                    "configuration only partly reloaded: internal error: KeyError; "
-                    "restart the proxy"
-                )
-                assert 'config_reloads_total{result="failed"} 1.0' in (
-                    on.proxy.metrics.text().decode()
-                )
-                files.write({"b0": backend.url}, timeouts={"idle": "7s"})
-                await asyncio.sleep(5)
-                assert on.proxy.reloader.message == "reloaded (timeouts.idle)"
-
-    run(main())
+    files = Files(tmp_path)
+    async with RawBackend().running() as backend:
+        files.write({"b0": backend.url})
+        async with stage([backend.url], load=files.load, watch=files.path) as on:
+            with monkeypatch.context() as patch:
+                patch.setattr(on.proxy.reloader, "_load", broken)
+                on.proxy.reloader.request()
+                await asyncio.sleep(1)
+            assert on.said[-1] == (
+                "configuration only partly reloaded: internal error: KeyError; restart the proxy"
+            )
+            assert 'config_reloads_total{result="failed"} 1.0' in (on.proxy.metrics.text().decode())
+            files.write({"b0": backend.url}, timeouts={"idle": "7s"})
+            await asyncio.sleep(5)
+            assert on.proxy.reloader.message == "reloaded (timeouts.idle)"
 
 
 CACHE = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0\n'
@@ -446,19 +415,16 @@ HYBRID = CACHE.replace(b'"100"', b'"100",kv_cache_size_tokens="400"')
 
 
 class TestKvSize:
-    def test_a_configured_one_is_in_force_and_stays(self, tmp_path: Path) -> None:
-        async def main() -> None:
-            files, backend = Files(tmp_path), RawBackend(busy, metrics=CACHE)
-            async with backend.running(), stage([backend.url], load=files.load) as on:
-                assert kv_tokens(on) == 1600
-                for size in (5000, 3000):
-                    files.write({"b0": backend.url}, affinity={"kv_tokens": size})
-                    assert await on.proxy.reloader.reload() == "applied"
-                    assert kv_tokens(on) == size
-                    await pauses(on)
-                    assert kv_tokens(on) == size
-
-        run(main())
+    async def test_a_configured_one_is_in_force_and_stays(self, tmp_path: Path) -> None:
+        files, backend = Files(tmp_path), RawBackend(busy, metrics=CACHE)
+        async with backend.running(), stage([backend.url], load=files.load) as on:
+            assert kv_tokens(on) == 1600
+            for size in (5000, 3000):
+                files.write({"b0": backend.url}, affinity={"kv_tokens": size})
+                assert await on.proxy.reloader.reload() == "applied"
+                assert kv_tokens(on) == size
+                await pauses(on)
+                assert kv_tokens(on) == size
 
     @pytest.mark.parametrize(
         ("said", "size"),
@@ -468,183 +434,153 @@ class TestKvSize:
         ],
         ids=["said", "groups", "groups unknown", "not profiled", "not said", "no answer"],
     )  # fmt: skip
-    def test_auto_asks_the_engine_again(
+    async def test_auto_asks_the_engine_again(
         self, tmp_path: Path, said: bytes | None, size: float
     ) -> None:
-        async def main() -> None:
-            files, backend = Files(tmp_path), RawBackend(busy, metrics=said)
-            async with (
-                backend.running(),
-                stage([backend.url], load=files.load, affinity={"kv_tokens": 5000}) as on,
-            ):
-                assert (kv_tokens(on), backend.metrics_asked) == (5000, 0)
-                files.write({"b0": backend.url})
-                assert await on.proxy.reloader.reload() == "applied"
-                await asyncio.sleep(3)
-                assert (kv_tokens(on), backend.metrics_asked) == (size, 1)
-                await pauses(on)
-                assert kv_tokens(on) == size
+        files, backend = Files(tmp_path), RawBackend(busy, metrics=said)
+        async with (
+            backend.running(),
+            stage([backend.url], load=files.load, affinity={"kv_tokens": 5000}) as on,
+        ):
+            assert (kv_tokens(on), backend.metrics_asked) == (5000, 0)
+            files.write({"b0": backend.url})
+            assert await on.proxy.reloader.reload() == "applied"
+            await asyncio.sleep(3)
+            assert (kv_tokens(on), backend.metrics_asked) == (size, 1)
+            await pauses(on)
+            assert kv_tokens(on) == size
 
-        run(main())
+    async def test_one_that_did_not_say_as_it_came_up_is_asked_again_now_and_then(self) -> None:
+        backend = RawBackend(metrics=None)
+        async with backend.running(), stage([backend.url]) as on:
+            await asyncio.sleep(20)
+            assert (kv_tokens(on), backend.metrics_asked) == (inf, 1)
+            backend.metrics = CACHE
+            await asyncio.sleep(20)
+            assert (kv_tokens(on), backend.metrics_asked) == (1600, 2)
+            assert on.said == ["backend b0 is up", "backend b0 has a KV cache of 1,600 tokens"]
+            await asyncio.sleep(100)
+            assert backend.metrics_asked == 2
 
-    def test_one_that_did_not_say_as_it_came_up_is_asked_again_now_and_then(self) -> None:
-        async def main() -> None:
-            backend = RawBackend(metrics=None)
-            async with backend.running(), stage([backend.url]) as on:
-                await asyncio.sleep(20)
-                assert (kv_tokens(on), backend.metrics_asked) == (inf, 1)
-                backend.metrics = CACHE
-                await asyncio.sleep(20)
-                assert (kv_tokens(on), backend.metrics_asked) == (1600, 2)
-                assert on.said == ["backend b0 is up", "backend b0 has a KV cache of 1,600 tokens"]
-                await asyncio.sleep(100)
-                assert backend.metrics_asked == 2
-
-        run(main())
-
-    def test_one_that_comes_back_with_another(self) -> None:
+    async def test_one_that_comes_back_with_another(self) -> None:
         """Even if the first good probe is the first probe since it went down."""
 
-        async def main() -> None:
-            backend = RawBackend(metrics=CACHE)
-            async with backend.running(), stage([backend.url]) as on:
-                backend.metrics = CACHE.replace(b"100", b"50")
-                for _ in range(3):
-                    on.proxy.backends.failed(
-                        "b0", "", Failure("connect", upstream_error(), verdict="refused"), [], ""
-                    )
-                await asyncio.sleep(5)
-                assert on.said[-1] == "backend b0 is up, KV cache of 800 tokens"
-                assert kv_tokens(on) == 800
+        backend = RawBackend(metrics=CACHE)
+        async with backend.running(), stage([backend.url]) as on:
+            backend.metrics = CACHE.replace(b"100", b"50")
+            for _ in range(3):
+                on.proxy.backends.failed(
+                    "b0", "", Failure("connect", upstream_error(), verdict="refused"), [], ""
+                )
+            await asyncio.sleep(5)
+            assert on.said[-1] == "backend b0 is up, KV cache of 800 tokens"
+            assert kv_tokens(on) == 800
 
-        run(main())
+    async def test_one_that_comes_back_and_does_not_say_is_believed_as_it_was(self) -> None:
+        backend = RawBackend(metrics=CACHE)
+        async with backend.running(), stage([backend.url]) as on:
+            backend.healthy = False
+            await asyncio.sleep(5)
+            backend.healthy, backend.metrics = True, b""
+            await asyncio.sleep(5)
+            assert on.said[-1] == "backend b0 is up, KV cache of 1,600 tokens"
+            assert kv_tokens(on) == 1600
+            backend.metrics = CACHE.replace(b"100", b"50")
+            await asyncio.sleep(40)
+            assert kv_tokens(on) == 800
 
-    def test_one_that_comes_back_and_does_not_say_is_believed_as_it_was(self) -> None:
-        async def main() -> None:
-            backend = RawBackend(metrics=CACHE)
-            async with backend.running(), stage([backend.url]) as on:
-                backend.healthy = False
-                await asyncio.sleep(5)
-                backend.healthy, backend.metrics = True, b""
-                await asyncio.sleep(5)
-                assert on.said[-1] == "backend b0 is up, KV cache of 1,600 tokens"
-                assert kv_tokens(on) == 1600
-                backend.metrics = CACHE.replace(b"100", b"50")
-                await asyncio.sleep(40)
-                assert kv_tokens(on) == 800
+    async def test_what_was_asked_before_a_reload_does_not_undo_it(self, tmp_path: Path) -> None:
+        files, backend, told = Files(tmp_path), RawBackend(metrics=b""), asyncio.Event()
+        async with backend.running(), stage([backend.url], load=files.load) as on:
+            real = on.proxy.backends.prober.get
 
-        run(main())
+            async def late(
+                link: BackendLink, path: str, headers: object = None
+            ) -> tuple[int, bytes]:
+                if path == "/metrics":
+                    await told.wait()
+                    return 200, CACHE
+                return await real(link, path)
 
-    def test_what_was_asked_before_a_reload_does_not_undo_it(self, tmp_path: Path) -> None:
-        async def main() -> None:
-            files, backend, told = Files(tmp_path), RawBackend(metrics=b""), asyncio.Event()
-            async with backend.running(), stage([backend.url], load=files.load) as on:
-                real = on.proxy.backends.prober.get
-
-                async def late(
-                    link: BackendLink, path: str, headers: object = None
-                ) -> tuple[int, bytes]:
-                    if path == "/metrics":
-                        await told.wait()
-                        return 200, CACHE
-                    return await real(link, path)
-
-                on.proxy.backends.prober.get = late  # type: ignore[method-assign]
-                await asyncio.sleep(40)  # it is asked again
-                files.write({"b0": backend.url}, affinity={"kv_tokens": 5000})
-                assert await on.proxy.reloader.reload() == "applied"
-                told.set()
-                await asyncio.sleep(5)
-                assert kv_tokens(on) == 5000
-
-        run(main())
+            on.proxy.backends.prober.get = late  # type: ignore[method-assign]
+            await asyncio.sleep(40)  # it is asked again
+            files.write({"b0": backend.url}, affinity={"kv_tokens": 5000})
+            assert await on.proxy.reloader.reload() == "applied"
+            told.set()
+            await asyncio.sleep(5)
+            assert kv_tokens(on) == 5000
 
 
 async def fault_of_ours(*_: object) -> Any:
     raise KeyError("no such key")
 
 
-def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
+async def test_a_fault_of_ours_in_a_probe_is_a_failed_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reload that adds a backend or moves one ends, and both are taken in afterwards."""
 
-    async def main() -> None:
-        async with two_backends(tmp_path, 1) as (files, _, first, second, on):
-            with monkeypatch.context() as patch:
-                patch.setattr(on.proxy.backends.prober, "get", fault_of_ours)
-                files.write({"b0": second.url, "b1": first.url})
-                async with asyncio.timeout(60):
-                    assert await on.proxy.reloader.reload() == "applied"
-                await asyncio.sleep(10)  # many probes
-                assert not on.proxy.backends.any_up()
-                why = "internal error: KeyError"
-                assert f"backend b0 is unreachable at its new address ({why})" in on.said
-                for name in ("b0", "b1"):
-                    assert on.said.count(f"backend {name} cannot be probed: {why}") == 1
-            await asyncio.sleep(2)
-            assert all(link.up for link in on.proxy.backends.links.values())
-
-    run(main())
+    async with two_backends(tmp_path, 1) as (files, _, first, second, on):
+        with monkeypatch.context() as patch:
+            patch.setattr(on.proxy.backends.prober, "get", fault_of_ours)
+            files.write({"b0": second.url, "b1": first.url})
+            async with asyncio.timeout(60):
+                assert await on.proxy.reloader.reload() == "applied"
+            await asyncio.sleep(10)  # many probes
+            assert not on.proxy.backends.any_up()
+            why = "internal error: KeyError"
+            assert f"backend b0 is unreachable at its new address ({why})" in on.said
+            for name in ("b0", "b1"):
+                assert on.said.count(f"backend {name} cannot be probed: {why}") == 1
+        await asyncio.sleep(2)
+        assert all(link.up for link in on.proxy.backends.links.values())
 
 
-def test_a_fault_of_ours_after_a_probe_does_not_end_the_asking(
+async def test_a_fault_of_ours_after_a_probe_does_not_end_the_asking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            with monkeypatch.context() as patch:
-                patch.delattr(type(on.proxy.backends.health), "look_for_gray")
-                await asyncio.sleep(10)
-                said = "backend b0 cannot be probed: internal error: AttributeError"
-                assert on.said.count(said) == 1
-            backend.healthy = False
-            await asyncio.sleep(5)
-            assert "backend b0 is down (health 503)" in on.said
-
-    run(main())
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        with monkeypatch.context() as patch:
+            patch.delattr(type(on.proxy.backends.health), "look_for_gray")
+            await asyncio.sleep(10)
+            said = "backend b0 cannot be probed: internal error: AttributeError"
+            assert on.said.count(said) == 1
+        backend.healthy = False
+        await asyncio.sleep(5)
+        assert "backend b0 is down (health 503)" in on.said
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_stopped_in_the_turn_in_which_it_is_asked_to_reload(turns: int) -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            await settle()
-            on.proxy.reloader.request()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            async with asyncio.timeout(60):
-                await on.proxy.reloader.__aexit__()
-
-    run(main())
+async def test_stopped_in_the_turn_in_which_it_is_asked_to_reload(turns: int) -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        await settle()
+        on.proxy.reloader.request()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await on.proxy.reloader.__aexit__()
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_backend_that_leaves_in_the_turn_in_which_it_is_poked_is_asked_no_more(
+async def test_a_backend_that_leaves_in_the_turn_in_which_it_is_poked_is_asked_no_more(
     turns: int,
 ) -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            await settle()
-            backends = on.proxy.backends
-            probe = backends.prober.tasks["b0"]
-            backends.links["b0"].poke.set()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            backends.leave("b0")
-            await settle()
-            assert probe.cancelled()
-
-    run(main())
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        await settle()
+        backends = on.proxy.backends
+        probe = backends.prober.tasks["b0"]
+        backends.links["b0"].poke.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        backends.leave("b0")
+        await settle()
+        assert probe.cancelled()
 
 
-def test_without_a_file_there_is_nothing_to_reload() -> None:
-    async def main() -> None:
-        async with (
-            stage([], wait_up=0, backends=[{"url": "http://127.0.0.1:9"}]) as on,
-            on.client.post(f"{on.proxy.admin_url}/reload") as answer,
-        ):
-            assert answer.status == 400
-            assert "was not read from a file" in await answer.text()
-
-    run(main())
+async def test_without_a_file_there_is_nothing_to_reload() -> None:
+    async with (
+        stage([], wait_up=0, backends=[{"url": "http://127.0.0.1:9"}]) as on,
+        on.client.post(f"{on.proxy.admin_url}/reload") as answer,
+    ):
+        assert answer.status == 400
+        assert "was not read from a file" in await answer.text()

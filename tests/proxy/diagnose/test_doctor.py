@@ -166,32 +166,29 @@ def test_a_key_for_the_backends_is_used() -> None:
     assert found_in({}, options=options, upstream_api_key="k") == []
 
 
-def test_a_backend_that_dies_and_one_that_fails() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            good = await stack.enter_async_context(RawBackend().running())
-            dying = RawBackend()
-            urls = [good.url, "http://127.0.0.1:9"]
-            async with stage(urls, wait_up=1, each=CHUNKED) as on:
-                found = examine(await scene_of(on))
-            assert {one.check for one in found} == {"backends take work", "backends answer"}
-            assert found[0].severity == "error"
-            assert any("b1 has been down for" in one.text for one in found)
-            assert any("answers none of /version, /v1/models" in one.text for one in found)
-            dying.healthy = None
-            async with dying.running(), stage([dying.url], wait_up=0, each=CHUNKED) as on:
-                await asyncio.sleep(1.0)
-                found = examine(await scene_of(on))
-            assert any("no backend takes work" in one.text for one in found)
-            hangs = RawBackend()
-            async with hangs.running(), stage([good.url, hangs.url], each=CHUNKED) as on:
-                hangs.healthy = hangs.metrics = None
-                await until(lambda: not on.proxy.backends.links["b1"].up)
-                found = examine(await scene_of(on))
-            assert [one.text for one in found if one.text.startswith("b1 ")] == [found[0].text]
-            assert found[0].remedy.startswith("restart it if it hangs")  # one for one cause
-
-    run(main())
+async def test_a_backend_that_dies_and_one_that_fails() -> None:
+    async with AsyncExitStack() as stack:
+        good = await stack.enter_async_context(RawBackend().running())
+        dying = RawBackend()
+        urls = [good.url, "http://127.0.0.1:9"]
+        async with stage(urls, wait_up=1, each=CHUNKED) as on:
+            found = examine(await scene_of(on))
+        assert {one.check for one in found} == {"backends take work", "backends answer"}
+        assert found[0].severity == "error"
+        assert any("b1 has been down for" in one.text for one in found)
+        assert any("answers none of /version, /v1/models" in one.text for one in found)
+        dying.healthy = None
+        async with dying.running(), stage([dying.url], wait_up=0, each=CHUNKED) as on:
+            await asyncio.sleep(1.0)
+            found = examine(await scene_of(on))
+        assert any("no backend takes work" in one.text for one in found)
+        hangs = RawBackend()
+        async with hangs.running(), stage([good.url, hangs.url], each=CHUNKED) as on:
+            hangs.healthy = hangs.metrics = None
+            await until(lambda: not on.proxy.backends.links["b1"].up)
+            found = examine(await scene_of(on))
+        assert [one.text for one in found if one.text.startswith("b1 ")] == [found[0].text]
+        assert found[0].remedy.startswith("restart it if it hangs")  # one for one cause
 
 
 # Every check, on what a proxy would tell.
@@ -445,22 +442,19 @@ def test_the_metrics_of_five_minutes_ago() -> None:
     assert past.ago(1e6) == b"now %d" % (79 * 60)  # the oldest that is kept
 
 
-def test_the_window_is_read_from_a_running_proxy() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            engine = await stack.enter_async_context(start_engine(EngineConfig(seed=1)))
-            on = await stack.enter_async_context(stage([engine.url], each=CHUNKED))
-            await chats(on, 3)
-            await asyncio.sleep(61.0)
-            await chats(on, 6)
-            counts = {}
-            for query in ("", "?ago=30", "?ago=3000"):
-                async with on.client.get(f"{on.proxy.admin_url}/metrics{query}") as response:
-                    scene = Scene({}, [], samples_of(await response.text()))
-                counts[query] = scene.total("forebay_responses_total")
-            assert counts == {"": 9.0, "?ago=30": 3.0, "?ago=3000": 0.0}
-
-    run(main())
+async def test_the_window_is_read_from_a_running_proxy() -> None:
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(start_engine(EngineConfig(seed=1)))
+        on = await stack.enter_async_context(stage([engine.url], each=CHUNKED))
+        await chats(on, 3)
+        await asyncio.sleep(61.0)
+        await chats(on, 6)
+        counts = {}
+        for query in ("", "?ago=30", "?ago=3000"):
+            async with on.client.get(f"{on.proxy.admin_url}/metrics{query}") as response:
+                scene = Scene({}, [], samples_of(await response.text()))
+            counts[query] = scene.total("forebay_responses_total")
+        assert counts == {"": 9.0, "?ago=30": 3.0, "?ago=3000": 0.0}
 
 
 def test_the_work_of_several_workers_counts_together() -> None:

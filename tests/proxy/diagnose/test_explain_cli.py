@@ -41,123 +41,108 @@ async def post(on: Stage, name: str, body: object = STREAM, **headers: str) -> i
         return int(response.status)
 
 
-def test_a_stream_from_arrival_to_its_usage() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            assert await post(on, "one") == 200
-            code, told = await status(on, "?request=one")
-            assert code == 200
-            assert told["request"].startswith("one/")
-            assert told["state"] == "ended"
-            assert told["verdict"].startswith("Sent at once to b0. First token after")
-            assert [step["event"] for step in told["timeline"]] == ["sent", "first_token", "ended"]
-            assert told["candidates"][0]["backend"] == "b0"
-            actual = told["actual"]
-            assert (actual["cached_tokens"], actual["prompt_tokens"]) == (4, 7)
-            assert (actual["output_tokens"], actual["status"]) == (3, 200)
-            # The whole id finds it too, and the latest of several comes first.
-            assert (await status(on, f"?request={told['request']}"))[0] == 200
-            await post(on, "one", {"prompt": "again", "max_tokens": 3})
-            code, again = await status(on, "?request=one")
-            assert again["same_id"] == [told["request"]]
-            assert not again["streams"]
-            text = on.proxy.metrics.text().decode()
-            assert 'forebay_admitted_total{bucket="chat",outcome="met"} 1.0' in text
-            assert 'forebay_admitted_total{bucket="chat",outcome="not_streamed"} 1.0' in text
-            assert 'forebay_ttft_error_seconds_count{bucket="chat",side="' in text
-
-    run(main())
+async def test_a_stream_from_arrival_to_its_usage() -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        assert await post(on, "one") == 200
+        code, told = await status(on, "?request=one")
+        assert code == 200
+        assert told["request"].startswith("one/")
+        assert told["state"] == "ended"
+        assert told["verdict"].startswith("Sent at once to b0. First token after")
+        assert [step["event"] for step in told["timeline"]] == ["sent", "first_token", "ended"]
+        assert told["candidates"][0]["backend"] == "b0"
+        actual = told["actual"]
+        assert (actual["cached_tokens"], actual["prompt_tokens"]) == (4, 7)
+        assert (actual["output_tokens"], actual["status"]) == (3, 200)
+        # The whole id finds it too, and the latest of several comes first.
+        assert (await status(on, f"?request={told['request']}"))[0] == 200
+        await post(on, "one", {"prompt": "again", "max_tokens": 3})
+        code, again = await status(on, "?request=one")
+        assert again["same_id"] == [told["request"]]
+        assert not again["streams"]
+        text = on.proxy.metrics.text().decode()
+        assert 'forebay_admitted_total{bucket="chat",outcome="met"} 1.0' in text
+        assert 'forebay_admitted_total{bucket="chat",outcome="not_streamed"} 1.0' in text
+        assert 'forebay_ttft_error_seconds_count{bucket="chat",side="' in text
 
 
 @pytest.mark.parametrize(
     "query", ["?request=nobody", "?request=", "?request=%00%ff", "?request=a;b"]
 )
-def test_nobody_of_that_name(query: str) -> None:
-    async def main() -> None:
-        async with stage(["http://127.0.0.1:9"], wait_up=0, metrics={"receipts": 7}) as on:
-            code, told = await status(on, query)
-            assert code == 404
-            error = told["error"]
-            assert (error["code"], error["param"]) == ("unknown_request", "request")
-            assert set(error) == {"message", "type", "param", "code"}
-            assert "the last 7 " in error["message"]
-            assert (await status(on, "?requests=x"))[1]["ready"] is False
-
-    run(main())
+async def test_nobody_of_that_name(query: str) -> None:
+    async with stage(["http://127.0.0.1:9"], wait_up=0, metrics={"receipts": 7}) as on:
+        code, told = await status(on, query)
+        assert code == 404
+        error = told["error"]
+        assert (error["code"], error["param"]) == ("unknown_request", "request")
+        assert set(error) == {"message", "type", "param", "code"}
+        assert "the last 7 " in error["message"]
+        assert (await status(on, "?requests=x"))[1]["ready"] is False
 
 
-def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
+async def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
     release = asyncio.Event()
 
     async def slowly(call: Call) -> None:
         await release.wait()
         await by_request(call)
 
-    async def main() -> None:
-        async with RawBackend(slowly).running() as backend, stage([backend.url]) as on:
-            long = {**STREAM, "prompt": "x" * 400_000}
-            first = asyncio.create_task(post(on, "first", long))
-            await asyncio.sleep(0.1)
-            assert await post(on, "hasty", long, **{"x-request-timeout": "1"}) == 429
-            code, told = await status(on, "?request=hasty")
-            assert (code, told["state"], told["decision"]["rule"]) == (200, "refused", "timeout")
-            assert told["decision"]["limit"] == 1.0 < told["decision"]["value"]
-            assert "the client waits 1.00 s" in told["verdict"]
-            assert told["actual"]["status"] == 429
-            assert told["actual"]["error"] == "deadline_unattainable"
-            assert told["hindsight"] == "pending"
-            await asyncio.sleep(2.0)
-            text = on.proxy.metrics.text().decode()
-            right = 'forebay_refusals_in_hindsight_total{bucket="document",verdict="right"} 1.0'
-            assert right in text
-            assert (await status(on, "?request=hasty"))[1]["hindsight"] == "right"
-            release.set()
-            assert await first == 200
-
-    run(main())
+    async with RawBackend(slowly).running() as backend, stage([backend.url]) as on:
+        long = {**STREAM, "prompt": "x" * 400_000}
+        first = asyncio.create_task(post(on, "first", long))
+        await asyncio.sleep(0.1)
+        assert await post(on, "hasty", long, **{"x-request-timeout": "1"}) == 429
+        code, told = await status(on, "?request=hasty")
+        assert (code, told["state"], told["decision"]["rule"]) == (200, "refused", "timeout")
+        assert told["decision"]["limit"] == 1.0 < told["decision"]["value"]
+        assert "the client waits 1.00 s" in told["verdict"]
+        assert told["actual"]["status"] == 429
+        assert told["actual"]["error"] == "deadline_unattainable"
+        assert told["hindsight"] == "pending"
+        await asyncio.sleep(2.0)
+        text = on.proxy.metrics.text().decode()
+        right = 'forebay_refusals_in_hindsight_total{bucket="document",verdict="right"} 1.0'
+        assert right in text
+        assert (await status(on, "?request=hasty"))[1]["hindsight"] == "right"
+        release.set()
+        assert await first == 200
 
 
-def test_what_the_first_backend_did_and_where_it_went_then() -> None:
+async def test_what_the_first_backend_did_and_where_it_went_then() -> None:
     async def reset(call: Call) -> None:
         call.reset()
 
-    async def main() -> None:
-        async with (
-            RawBackend(reset).running() as bad,
-            RawBackend().running() as good,
-            stage([bad.url, good.url]) as on,
-        ):
-            assert await post(on, "one") == 200
-            _, told = await status(on, "?request=one")
-            ways = [(step["event"], step["backend"]) for step in told["timeline"]]
-            assert [way for way in ways if way[0] != "queued"] == [
-                ("sent", "b0"), ("failed", "b0"), ("sent", "b1"),
-                ("first_token", "b1"), ("ended", "b1"),
-            ]  # fmt: skip
-            assert told["actual"]["tries"] == 2
-            assert "b0 had failed" in told["verdict"]
-
-    run(main())
+    async with (
+        RawBackend(reset).running() as bad,
+        RawBackend().running() as good,
+        stage([bad.url, good.url]) as on,
+    ):
+        assert await post(on, "one") == 200
+        _, told = await status(on, "?request=one")
+        ways = [(step["event"], step["backend"]) for step in told["timeline"]]
+        assert [way for way in ways if way[0] != "queued"] == [
+            ("sent", "b0"), ("failed", "b0"), ("sent", "b1"),
+            ("first_token", "b1"), ("ended", "b1"),
+        ]  # fmt: skip
+        assert told["actual"]["tries"] == 2
+        assert "b0 had failed" in told["verdict"]
 
 
-def test_a_client_that_left() -> None:
+async def test_a_client_that_left() -> None:
     async def silent(call: Call) -> None:
         await call.hung_up()
 
-    async def main() -> None:
-        async with RawBackend(silent).running() as backend, stage([backend.url]) as on:
-            task = asyncio.create_task(post(on, "gone"))
-            await asyncio.sleep(0.2)
-            assert (await status(on, "?request=gone"))[1]["state"] == "prefilling"
-            task.cancel()
-            await asyncio.sleep(0.2)
-            _, told = await status(on, "?request=gone")
-            assert (told["state"], told["actual"]["status"]) == ("ended", 499)
-            assert told["verdict"].endswith("The client left first.")
-            text = on.proxy.metrics.text().decode()
-            assert 'forebay_admitted_total{bucket="chat",outcome="unanswered"} 1.0' in text
-
-    run(main())
+    async with RawBackend(silent).running() as backend, stage([backend.url]) as on:
+        task = asyncio.create_task(post(on, "gone"))
+        await asyncio.sleep(0.2)
+        assert (await status(on, "?request=gone"))[1]["state"] == "prefilling"
+        task.cancel()
+        await asyncio.sleep(0.2)
+        _, told = await status(on, "?request=gone")
+        assert (told["state"], told["actual"]["status"]) == ("ended", 499)
+        assert told["verdict"].endswith("The client left first.")
+        text = on.proxy.metrics.text().decode()
+        assert 'forebay_admitted_total{bucket="chat",outcome="unanswered"} 1.0' in text
 
 
 async def get(on: Stage, target: str) -> tuple[int, Any]:
@@ -285,72 +270,69 @@ def test_the_main_reason(state: dict[str, Any], reason: str) -> None:
     assert main_reason(receipt).startswith(reason)
 
 
-def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
+async def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
     async def slowly(call: Call) -> None:
         await asyncio.sleep(20.0)
         await by_request(call)
 
-    async def main() -> None:
-        async with RawBackend(slowly).running() as backend, stage([backend.url]) as on:
+    async with RawBackend(slowly).running() as backend, stage([backend.url]) as on:
 
-            async def dry(body: object, query: str = "", **headers: str) -> tuple[int, Any]:
-                data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
-                url = f"{on.proxy.admin_url}/preview{query}"
-                async with on.client.post(url, data=data, headers=headers) as response:
-                    text = await response.text()
-                    assert CANARY not in text
-                    return response.status, json.loads(text)
+        async def dry(body: object, query: str = "", **headers: str) -> tuple[int, Any]:
+            data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+            url = f"{on.proxy.admin_url}/preview{query}"
+            async with on.client.post(url, data=data, headers=headers) as response:
+                text = await response.text()
+                assert CANARY not in text
+                return response.status, json.loads(text)
 
-            before = on.proxy.metrics.text()
-            code, told = await dry(STREAM)
-            assert (code, told["accepted"], told["bucket"]) == (200, True, "chat")
-            assert told["verdict"].startswith("Would be sent at once to b0. First token predicted")
-            assert [candidate["backend"] for candidate in told["candidates"]] == ["b0"]
-            chat = {"messages": [{"role": "user", "content": "x" * 400_000}]}
-            assert (await dry(chat))[1]["bucket"] == "document"
-            assert not backend.calls
-            on.assert_nothing_held()
-            told_now = {line for line in on.proxy.metrics.text().splitlines() if b"forebay" in line}
-            changed = told_now - set(before.splitlines())
-            untouched = (b"event_loop_lag", b"connections")
-            assert not [line for line in changed if not any(name in line for name in untouched)]
+        before = on.proxy.metrics.text()
+        code, told = await dry(STREAM)
+        assert (code, told["accepted"], told["bucket"]) == (200, True, "chat")
+        assert told["verdict"].startswith("Would be sent at once to b0. First token predicted")
+        assert [candidate["backend"] for candidate in told["candidates"]] == ["b0"]
+        chat = {"messages": [{"role": "user", "content": "x" * 400_000}]}
+        assert (await dry(chat))[1]["bucket"] == "document"
+        assert not backend.calls
+        on.assert_nothing_held()
+        told_now = {line for line in on.proxy.metrics.text().splitlines() if b"forebay" in line}
+        changed = told_now - set(before.splitlines())
+        untouched = (b"event_loop_lag", b"connections")
+        assert not [line for line in changed if not any(name in line for name in untouched)]
 
-            sent = asyncio.create_task(post(on, "first", {**STREAM, "prompt": "x" * 400_000}))
-            await asyncio.sleep(1.0)
-            hasty = {"x-request-timeout": "1"}
-            _, told = await dry({**STREAM, "prompt": "y" * 400_000}, **hasty)
-            assert not told["accepted"]
-            assert told["verdict"].startswith("Would be rejected at once: first token predicted")
-            assert told["decision"]["rule"] == "timeout"
-            _, told = await dry({**STREAM, "prompt": "y" * 400_000})
-            assert told["accepted"]
-            assert told["verdict"].startswith("Would wait for b0, because")
-            assert (await status(on, "?request=preview"))[0] == 404
+        sent = asyncio.create_task(post(on, "first", {**STREAM, "prompt": "x" * 400_000}))
+        await asyncio.sleep(1.0)
+        hasty = {"x-request-timeout": "1"}
+        _, told = await dry({**STREAM, "prompt": "y" * 400_000}, **hasty)
+        assert not told["accepted"]
+        assert told["verdict"].startswith("Would be rejected at once: first token predicted")
+        assert told["decision"]["rule"] == "timeout"
+        _, told = await dry({**STREAM, "prompt": "y" * 400_000})
+        assert told["accepted"]
+        assert told["verdict"].startswith("Would wait for b0, because")
+        assert (await status(on, "?request=preview"))[0] == 404
 
-            for body, code, error in (
-                (b"nonsense", 400, "invalid_json"),
-                ([], 400, "invalid_type"),
-                ({"messages": 1}, 400, "invalid_type"),
-                (b" " * (17 << 20), 413, "request_too_large"),
-            ):
-                found, told = await dry(body)
-                assert (found, told["error"]["code"]) == (code, error)
-            found, told = await dry(STREAM, origin="https://elsewhere.example")
-            assert (found, told["error"]["code"]) == (403, "cross_site")
-            assert on.proxy.app._budget.held == len(json.dumps(STREAM)) - len(CANARY) + 400_000
-            on.proxy.protection.shed = 3
-            assert "sheds requests of class standard" in (await dry(STREAM))[1]["verdict"]
-            on.proxy.app.draining = True
-            _, told = await dry(STREAM)
-            assert (told["accepted"], told["verdict"]) == (
-                False,
-                "Would be rejected: the proxy is stopping.",
-            )
-            on.proxy.app.draining = False
-            assert await sent == 200
-            on.assert_nothing_held()
-
-    run(main())
+        for body, code, error in (
+            (b"nonsense", 400, "invalid_json"),
+            ([], 400, "invalid_type"),
+            ({"messages": 1}, 400, "invalid_type"),
+            (b" " * (17 << 20), 413, "request_too_large"),
+        ):
+            found, told = await dry(body)
+            assert (found, told["error"]["code"]) == (code, error)
+        found, told = await dry(STREAM, origin="https://elsewhere.example")
+        assert (found, told["error"]["code"]) == (403, "cross_site")
+        assert on.proxy.app._budget.held == len(json.dumps(STREAM)) - len(CANARY) + 400_000
+        on.proxy.protection.shed = 3
+        assert "sheds requests of class standard" in (await dry(STREAM))[1]["verdict"]
+        on.proxy.app.draining = True
+        _, told = await dry(STREAM)
+        assert (told["accepted"], told["verdict"]) == (
+            False,
+            "Would be rejected: the proxy is stopping.",
+        )
+        on.proxy.app.draining = False
+        assert await sent == 200
+        on.assert_nothing_held()
 
 
 async def command(*words: str, word: str = "explain") -> tuple[int, str, str]:
@@ -368,66 +350,64 @@ async def command(*words: str, word: str = "explain") -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
-def test_the_command_asks_the_worker_that_had_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            words = ("--workers", "2", "--backend", backend.url)
-            _, url, admin = await stack.enter_async_context(proxy_process(*words))
-            connector = aiohttp.TCPConnector(force_close=True)
-            client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-            for number in range(4):
-                code = 503
-                while code == 503:  # until that worker has asked the backend how it is
-                    headers = {"x-request-id": f"r{number}"}
-                    post = client.post(f"{url}/v1/completions", json=STREAM, headers=headers)
-                    async with post as response:
-                        code = response.status
-                        await response.read()
-                assert code == 200
+@pytest.mark.real_time
+async def test_the_command_asks_the_worker_that_had_it(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend().running())
+        words = ("--workers", "2", "--backend", backend.url)
+        _, url, admin = await stack.enter_async_context(proxy_process(*words))
+        connector = aiohttp.TCPConnector(force_close=True)
+        client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        for number in range(4):
+            code = 503
+            while code == 503:  # until that worker has asked the backend how it is
+                headers = {"x-request-id": f"r{number}"}
+                post = client.post(f"{url}/v1/completions", json=STREAM, headers=headers)
+                async with post as response:
+                    code = response.status
+                    await response.read()
+            assert code == 200
 
-            async def explained(*words: str) -> str:
-                """Once the worker that had it answers in time."""
-                while (found := await command(*words, "--admin", admin))[0]:
-                    assert found[0] == 2
-                return found[1]
+        async def explained(*words: str) -> str:
+            """Once the worker that had it answers in time."""
+            while (found := await command(*words, "--admin", admin))[0]:
+                assert found[0] == 2
+            return found[1]
 
-            out = await explained("r0", "--json")
-            told = json.loads(out)
-            assert told["request"].startswith("r0/")
-            assert told["worker"] in (0, 1)
-            found = json.loads(await explained("--slowest", "3", "--json"))
-            assert len(found["requests"]) == 3
-            assert all(row["worker"] in (0, 1) for row in found["requests"])
-            assert "0 rejected requests, of 4" in (await command("--rejected", "--admin", admin))[2]
-            body = tmp_path / "body.json"
-            body.write_text(json.dumps(STREAM))
-            assert json.loads(await explained("--dry-run", str(body), "--json"))["accepted"]
-            assert "Would be sent at once to gpu0" in await explained("--dry-run", str(body))
-            body.write_text("nonsense")
-            code, _, error = await command("--dry-run", str(body), "--admin", admin)
-            assert (code, "The body is not valid JSON (line 1" in error) == (2, True)
-            code, out, error = await command("--admin", admin, word="doctor")
-            assert (code, "Checked 1 backend: " in error) == (1, True)
-            # A busy machine has findings of its own.
-            assert "WARNING  gpu0 does not list its models." in out
-            out = await explained("r3")
-            lines = out.splitlines()
-            assert lines[0].startswith("Sent at once to gpu0.")
-            assert any("predicted" in line and "actual" in line for line in lines)
-            assert CANARY not in out
-            for name, at, words_ in (
-                ("nobody", admin, "No request 'nobody' is remembered"),
-                ("r0", url, "is it the admin port"),
-                ("r0", "http://127.0.0.1:9", "is it the admin port"),
-                ("r0", "127.0.0.1:9090", "give a URL"),
-            ):
-                code, out, error = await command(name, "--admin", at)
-                assert (code, out) == (2, "")
-                assert words_ in error
-                assert len(error.strip().splitlines()) == 1
-
-    asyncio.run(main())
+        out = await explained("r0", "--json")
+        told = json.loads(out)
+        assert told["request"].startswith("r0/")
+        assert told["worker"] in (0, 1)
+        found = json.loads(await explained("--slowest", "3", "--json"))
+        assert len(found["requests"]) == 3
+        assert all(row["worker"] in (0, 1) for row in found["requests"])
+        assert "0 rejected requests, of 4" in (await command("--rejected", "--admin", admin))[2]
+        body = tmp_path / "body.json"
+        body.write_text(json.dumps(STREAM))
+        assert json.loads(await explained("--dry-run", str(body), "--json"))["accepted"]
+        assert "Would be sent at once to gpu0" in await explained("--dry-run", str(body))
+        body.write_text("nonsense")
+        code, _, error = await command("--dry-run", str(body), "--admin", admin)
+        assert (code, "The body is not valid JSON (line 1" in error) == (2, True)
+        code, out, error = await command("--admin", admin, word="doctor")
+        assert (code, "Checked 1 backend: " in error) == (1, True)
+        # A busy machine has findings of its own.
+        assert "WARNING  gpu0 does not list its models." in out
+        out = await explained("r3")
+        lines = out.splitlines()
+        assert lines[0].startswith("Sent at once to gpu0.")
+        assert any("predicted" in line and "actual" in line for line in lines)
+        assert CANARY not in out
+        for name, at, words_ in (
+            ("nobody", admin, "No request 'nobody' is remembered"),
+            ("r0", url, "is it the admin port"),
+            ("r0", "http://127.0.0.1:9", "is it the admin port"),
+            ("r0", "127.0.0.1:9090", "give a URL"),
+        ):
+            code, out, error = await command(name, "--admin", at)
+            assert (code, out) == (2, "")
+            assert words_ in error
+            assert len(error.strip().splitlines()) == 1
 
 
 def test_simulate_explains_one_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

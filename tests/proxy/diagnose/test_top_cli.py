@@ -19,7 +19,6 @@ from forebay.proxy.cli import main
 from forebay.proxy.diagnose.frame import TimedScene, earlier, frame_of, quantile_of
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.proxy.diagnose.top_cli import rendered
-from forebay.replay.clock.virtual_loop import run
 
 ADMIN = "http://127.0.0.1:9090"
 
@@ -130,21 +129,18 @@ def test_a_frame_fits_80_columns(colour: bool) -> None:
         assert words in text
 
 
-def test_a_frame_of_a_running_proxy() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as raw, stage([raw.url]) as on:
-            for _ in range(3):
-                async with on.post({"prompt": "x", "stream": True}) as response:
-                    await response.read()
-            async with on.client.get(f"{on.proxy.admin_url}/status") as response:
-                told = await response.json()
-            samples = samples_of(on.proxy.metrics.text().decode())
-            frame = frame_of(TimedScene(0.0, Scene(told, [], samples)))
-            assert [one.name for one in frame.backends] == ["b0"]
-            assert frame.buckets[0].requests_per_s * frame.over_s == pytest.approx(3.0)
-            assert frame.buckets[0].ttft_p50_s is not None
-
-    run(main())
+async def test_a_frame_of_a_running_proxy() -> None:
+    async with RawBackend().running() as raw, stage([raw.url]) as on:
+        for _ in range(3):
+            async with on.post({"prompt": "x", "stream": True}) as response:
+                await response.read()
+        async with on.client.get(f"{on.proxy.admin_url}/status") as response:
+            told = await response.json()
+        samples = samples_of(on.proxy.metrics.text().decode())
+        frame = frame_of(TimedScene(0.0, Scene(told, [], samples)))
+        assert [one.name for one in frame.backends] == ["b0"]
+        assert frame.buckets[0].requests_per_s * frame.over_s == pytest.approx(3.0)
+        assert frame.buckets[0].ttft_p50_s is not None
 
 
 def minute() -> dict[str, Any]:

@@ -15,6 +15,8 @@ from forebay.proxy.http1.server.read_turns import AT_ONE_BY_ONE, LARGE_READ_BYTE
 from forebay.proxy.http1.server.server import HttpServer
 from forebay.replay.clock.virtual_loop import run
 
+pytestmark = pytest.mark.real_time
+
 MANY = 16
 READ = b"x" * (256 << 10)  # what uvloop reads at once
 POST = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
@@ -71,47 +73,38 @@ class Clock:
         await self.ready()
 
 
-def test_one_in_each_turn_in_order() -> None:
-    async def main() -> None:
-        clock, went = Clock(), list[int]()
-        for number in range(5):
-            clock.turns.wait(partial(went.append, number))
-        await clock.ready()
-        for number in range(5):
-            assert went == list(range(number + 1))
-            await clock.turn()
-
-    asyncio.run(main())
+async def test_one_in_each_turn_in_order() -> None:
+    clock, went = Clock(), list[int]()
+    for number in range(5):
+        clock.turns.wait(partial(went.append, number))
+    await clock.ready()
+    for number in range(5):
+        assert went == list(range(number + 1))
+        await clock.turn()
 
 
-def test_many_go_on_together() -> None:
+async def test_many_go_on_together() -> None:
     """Each of a thousand slow uploads is read every 0.2 s or so."""
 
-    async def main() -> None:
-        clock, went = Clock(), list[int]()
-        for number in range(5 * AT_ONE_BY_ONE):
-            clock.turns.wait(partial(went.append, number))
-        for _ in range(3 * AT_ONE_BY_ONE):
-            await clock.turn()
-        assert went == list(range(5 * AT_ONE_BY_ONE))
-
-    asyncio.run(main())
-
-
-def test_a_fault_of_one_keeps_nobody_else_waiting() -> None:
-    async def main() -> None:
-        clock, went = Clock(), list[int]()
-        clock.loop.set_exception_handler(lambda *_: None)
-        clock.turns.wait(partial(went.remove, 0))
-        clock.turns.wait(partial(went.append, 1))
+    clock, went = Clock(), list[int]()
+    for number in range(5 * AT_ONE_BY_ONE):
+        clock.turns.wait(partial(went.append, number))
+    for _ in range(3 * AT_ONE_BY_ONE):
         await clock.turn()
-        await clock.turn()
-        assert went == [1]
-
-    asyncio.run(main())
+    assert went == list(range(5 * AT_ONE_BY_ONE))
 
 
-def test_a_body_is_read_whole_and_a_small_rest_at_once() -> None:
+async def test_a_fault_of_one_keeps_nobody_else_waiting() -> None:
+    clock, went = Clock(), list[int]()
+    clock.loop.set_exception_handler(lambda *_: None)
+    clock.turns.wait(partial(went.remove, 0))
+    clock.turns.wait(partial(went.append, 1))
+    await clock.turn()
+    await clock.turn()
+    assert went == [1]
+
+
+async def test_a_body_is_read_whole_and_a_small_rest_at_once() -> None:
     """Small reads of a body that is far from its end wait for their turn."""
     got = list[int]()
 
@@ -119,28 +112,25 @@ def test_a_body_is_read_whole_and_a_small_rest_at_once() -> None:
         got.append(len(await request.content.read()))
         return web.Response()
 
-    async def main() -> None:
-        clock, server = Clock(), HttpServer(take)
-        protocol, wire = server(), Wire()
-        protocol.connection_made(wire)
-        size, sent = 3 * LARGE_READ_BYTES, 0
-        protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
-        await clock.ready()
-        while sent < size:
-            assert wire.read
-            protocol.data_received(READ[:8192])
-            sent += 8192
-            assert wire.read is (size - sent <= LARGE_READ_BYTES)
-            await clock.turn()
-        await clock.ready()
-        assert got == [size]
-        protocol.connection_lost(None)
-        await server.shutdown(0)
-
-    asyncio.run(main())
+    clock, server = Clock(), HttpServer(take)
+    protocol, wire = server(), Wire()
+    protocol.connection_made(wire)
+    size, sent = 3 * LARGE_READ_BYTES, 0
+    protocol.data_received(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+    await clock.ready()
+    while sent < size:
+        assert wire.read
+        protocol.data_received(READ[:8192])
+        sent += 8192
+        assert wire.read is (size - sent <= LARGE_READ_BYTES)
+        await clock.turn()
+    await clock.ready()
+    assert got == [size]
+    protocol.connection_lost(None)
+    await server.shutdown(0)
 
 
-def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All have sent 256 KiB: after the first part of each, one turn parses a part of one."""
     parsed: Counter[int] = Counter()  # bytes in each turn
     turn = 0
@@ -152,63 +142,53 @@ def test_uploads_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(http_server._Protocol, "_received", received)
 
-    async def main() -> None:
-        nonlocal turn
-        clock, server = Clock(), HttpServer(read_whole)
-        uploads = [(server(), Wire()) for _ in range(MANY)]
+    clock, server = Clock(), HttpServer(read_whole)
+    uploads = [(server(), Wire()) for _ in range(MANY)]
+    for protocol, wire in uploads:
+        protocol.connection_made(wire)
+        protocol.data_received(POST)
+    await asyncio.sleep(0)
+    for turn in range(1, 4 * MANY):
         for protocol, wire in uploads:
-            protocol.connection_made(wire)
-            protocol.data_received(POST)
-        await asyncio.sleep(0)
-        for turn in range(1, 4 * MANY):
-            for protocol, wire in uploads:
-                if wire.read and turn > 1:  # there is more whenever it is read
-                    protocol.data_received(READ)
-            await clock.turn()
-        assert sum(parsed.values()) > MANY * len(READ)
-        assert max(parsed[one] for one in range(MANY, turn)) <= 4 * LARGE_READ_BYTES
-        for protocol, _ in uploads:
-            protocol.connection_lost(None)
-        await server.shutdown(0)
-
-    asyncio.run(main())
+            if wire.read and turn > 1:  # there is more whenever it is read
+                protocol.data_received(READ)
+        await clock.turn()
+    assert sum(parsed.values()) > MANY * len(READ)
+    assert max(parsed[one] for one in range(MANY, turn)) <= 4 * LARGE_READ_BYTES
+    for protocol, _ in uploads:
+        protocol.connection_lost(None)
+    await server.shutdown(0)
 
 
-def test_answers_are_read_one_at_a_time() -> None:
-    async def main() -> None:
-        clock, wires = Clock(), []
-        for _ in range(MANY):
-            connection, wire = Connection(clock.loop, lambda _: None, clock.turns), Wire()
-            connection.connection_made(wire)
-            response = connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
-            connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
-            connection.data_received(READ[:LARGE_READ_BYTES])
-            assert response.status == 200
-            wires.append(wire)
-        assert not any(wire.read for wire in wires)
-        await clock.ready()
-        for count in range(1, MANY + 1):
-            assert [wire.read for wire in wires] == [True] * count + [False] * (MANY - count)
-            await clock.turn()
-
-    asyncio.run(main())
-
-
-def test_a_turn_does_not_resume_a_response_that_nobody_wants_more_of() -> None:
-    async def main() -> None:
-        clock = Clock()
+async def test_answers_are_read_one_at_a_time() -> None:
+    clock, wires = Clock(), []
+    for _ in range(MANY):
         connection, wire = Connection(clock.loop, lambda _: None, clock.turns), Wire()
         connection.connection_made(wire)
-        connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+        response = connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
         connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
-        connection.data_received(READ)
-        connection.pause(True)
+        connection.data_received(READ[:LARGE_READ_BYTES])
+        assert response.status == 200
+        wires.append(wire)
+    assert not any(wire.read for wire in wires)
+    await clock.ready()
+    for count in range(1, MANY + 1):
+        assert [wire.read for wire in wires] == [True] * count + [False] * (MANY - count)
         await clock.turn()
-        assert not wire.read
-        connection.pause(False)
-        assert wire.read
 
-    asyncio.run(main())
+
+async def test_a_turn_does_not_resume_a_response_that_nobody_wants_more_of() -> None:
+    clock = Clock()
+    connection, wire = Connection(clock.loop, lambda _: None, clock.turns), Wire()
+    connection.connection_made(wire)
+    connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+    connection.data_received(READ)
+    connection.pause(True)
+    await clock.turn()
+    assert not wire.read
+    connection.pause(False)
+    assert wire.read
 
 
 def test_a_closed_connection_leaves_nothing_to_collect() -> None:

@@ -14,7 +14,6 @@ from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, stage
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, client_context, server_context
 from forebay.proxy.security.guards import WATCH_S, Security
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
@@ -136,7 +135,7 @@ class TestPublicPort:
 
         on_tls(scene, tmp_path)
 
-    def test_two_share_a_port_and_the_first_one_leaves(self, tmp_path: Path) -> None:
+    async def test_two_share_a_port_and_the_first_one_leaves(self, tmp_path: Path) -> None:
         """Also on an admin port, which speaks plain HTTP on an address of its own."""
         tls = write(tmp_path, CA.issue_cert("127.0.0.1"))
 
@@ -144,26 +143,23 @@ class TestPublicPort:
             async with on.post(ssl=trusting(), headers={"connection": "close"}) as response:
                 return int(response.status)
 
-        async def main() -> None:
-            async with RawBackend().running() as backend:
-                listen: dict[str, Any] = {
-                    "port": 0, "admin_port": 0, "reuse_port": True, "admin_host": "127.0.0.2",
-                }  # fmt: skip
-                async with stage([backend.url], tls=tls, listen=listen) as new:
-                    port = int(new.url.rpartition(":")[2])
-                    listen = {**listen, "port": port}
-                    async with stage([backend.url], tls=tls, listen=listen) as old:
-                        assert old.url == new.url == f"https://127.0.0.1:{port}"
-                        assert old.proxy.admin_url.startswith("http://127.0.0.2:")
-                        async with old.client.get(old.proxy.admin_url + "/healthz") as response:
-                            assert response.status == 200
-                        assert [await ask(new) for _ in range(20)] == [200] * 20
-                        leaving = asyncio.create_task(old.proxy.lame_duck())
-                        assert [await ask(new) for _ in range(20)] == [200] * 20
-                        await leaving
-                    assert await ask(new) == 200
-
-        run(main())
+        async with RawBackend().running() as backend:
+            listen: dict[str, Any] = {
+                "port": 0, "admin_port": 0, "reuse_port": True, "admin_host": "127.0.0.2",
+            }  # fmt: skip
+            async with stage([backend.url], tls=tls, listen=listen) as new:
+                port = int(new.url.rpartition(":")[2])
+                listen = {**listen, "port": port}
+                async with stage([backend.url], tls=tls, listen=listen) as old:
+                    assert old.url == new.url == f"https://127.0.0.1:{port}"
+                    assert old.proxy.admin_url.startswith("http://127.0.0.2:")
+                    async with old.client.get(old.proxy.admin_url + "/healthz") as response:
+                        assert response.status == 200
+                    assert [await ask(new) for _ in range(20)] == [200] * 20
+                    leaving = asyncio.create_task(old.proxy.lame_duck())
+                    assert [await ask(new) for _ in range(20)] == [200] * 20
+                    await leaving
+                assert await ask(new) == 200
 
 
 class TestBackends:
@@ -181,7 +177,7 @@ class TestBackends:
             ("elsewhere.test", {"verify": False}, None),
         ],
     )
-    def test_certificates_are_checked(
+    async def test_certificates_are_checked(
         self, name: str, trust: dict[str, Any], problem: str | None, tmp_path: Path
     ) -> None:
         CA.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -189,22 +185,19 @@ class TestBackends:
             trust = {"ca": str(tmp_path / "ca.pem")}
         tls = self.serving(CA.issue_cert(name))
 
-        async def main() -> None:
-            backend = RawBackend()
-            async with backend.running(tls=tls):
-                assert backend.url.startswith("https://")
-                up = 0 if problem else 1
-                async with stage([backend.url], wait_up=up, upstream_tls=trust) as on:
-                    await asyncio.sleep(2)
-                    async with on.post(STREAMED) as response:
-                        assert response.status == (503 if problem else 200)
-                    if problem:
-                        line = next(line for line in on.said if "is unreachable" in line)
-                        assert "TLS: " in line
-                        assert problem in line
-                        assert not backend.calls
-
-        run(main())
+        backend = RawBackend()
+        async with backend.running(tls=tls):
+            assert backend.url.startswith("https://")
+            up = 0 if problem else 1
+            async with stage([backend.url], wait_up=up, upstream_tls=trust) as on:
+                await asyncio.sleep(2)
+                async with on.post(STREAMED) as response:
+                    assert response.status == (503 if problem else 200)
+                if problem:
+                    line = next(line for line in on.said if "is unreachable" in line)
+                    assert "TLS: " in line
+                    assert problem in line
+                    assert not backend.calls
 
 
 class TestFiles:

@@ -42,6 +42,8 @@ from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.traces.errors import InputError
 
+pytestmark = pytest.mark.real_time
+
 WAIT_S = 120
 POOL = 300  # blocks of 16 tokens: three documents of 1,500
 
@@ -213,44 +215,40 @@ async def predicted_is_reported(scene: Scene, seed: int, count: int = 40) -> lis
 
 
 @pytest.mark.parametrize("wildcard_here", [False, True])
-def test_under_eviction_the_prediction_is_what_the_engine_reports(wildcard_here: bool) -> None:
-    async def main() -> None:
-        async with following(wildcard_here=wildcard_here) as scene:
-            await scene.until(lambda: scene.mode == "exact")
-            await warmed(scene)
-            told = await predicted_is_reported(scene, 1)
-            assert min(told) == 0  # whole documents were evicted
-            assert max(told) > 1_400
-            assert len(set(told)) > 3  # and parts of others
-            (status,) = scene.proxy.proxy.driver.shaper.backends.values()
-            admin = scene.proxy.proxy.admin_url
-            async with scene.proxy.client.get(f"{admin}/status") as response:
-                (shown,) = (await response.json())["backends"]
-            assert shown["prefix_index"]["mode"] == "exact"
-            assert shown["prefix_index"]["paths"] == {
-                "/v1/chat/completions": "exact",
-                "/v1/completions": "exact",
-                "/v1/responses": "corrected",
-                "/v1/messages": "corrected",
-            }
-            assert shown["prefix_index"]["answers"] == status.cache.error.answers
-            async with scene.proxy.client.get(f"{admin}/metrics") as response:
-                text = await response.text()
-            assert 'forebay_predicted_cached_tokens_total{backend="b0"} ' in text
-            assert 'forebay_reported_cached_tokens_total{backend="b0"} ' in text
+async def test_under_eviction_the_prediction_is_what_the_engine_reports(
+    wildcard_here: bool,
+) -> None:
+    async with following(wildcard_here=wildcard_here) as scene:
+        await scene.until(lambda: scene.mode == "exact")
+        await warmed(scene)
+        told = await predicted_is_reported(scene, 1)
+        assert min(told) == 0  # whole documents were evicted
+        assert max(told) > 1_400
+        assert len(set(told)) > 3  # and parts of others
+        (status,) = scene.proxy.proxy.driver.shaper.backends.values()
+        admin = scene.proxy.proxy.admin_url
+        async with scene.proxy.client.get(f"{admin}/status") as response:
+            (shown,) = (await response.json())["backends"]
+        assert shown["prefix_index"]["mode"] == "exact"
+        assert shown["prefix_index"]["paths"] == {
+            "/v1/chat/completions": "exact",
+            "/v1/completions": "exact",
+            "/v1/responses": "corrected",
+            "/v1/messages": "corrected",
+        }
+        assert shown["prefix_index"]["answers"] == status.cache.error.answers
+        async with scene.proxy.client.get(f"{admin}/metrics") as response:
+            text = await response.text()
+        assert 'forebay_predicted_cached_tokens_total{backend="b0"} ' in text
+        assert 'forebay_reported_cached_tokens_total{backend="b0"} ' in text
 
-    play(main)
 
-
-def test_what_happened_before_the_proxy_started_is_replayed() -> None:
-    async def main() -> None:
-        async with following(before=range(6)) as scene:
-            await scene.heard()
-            assert scene.mode == "exact"
-            await warmed(scene)
-            await predicted_is_reported(scene, 2, 10)
-
-    play(main)
+async def test_what_happened_before_the_proxy_started_is_replayed() -> None:
+    async with following(before=range(6)) as scene:
+        await scene.heard()
+        assert scene.mode == "exact"
+        await warmed(scene)
+        await predicted_is_reported(scene, 2, 10)
 
 
 def drop(monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> list[int]:
@@ -271,116 +269,101 @@ def drop(monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> list[int]:
     return dropped
 
 
-def test_lost_messages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_messages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = drop(monkeypatch, {5, 6, 7, 12, 20, 21})
 
-    async def main() -> None:
-        async with following() as scene:
-            number = 0
-            while len(dropped) < 6:
-                await scene.ask(number % 6, f"question {number}")
-                number += 1
-            await scene.ask(0, "the one that tells of the last gap")
-            await scene.heard()
-            assert dropped == [5, 6, 7, 12, 20, 21]
-            assert scene.mode == "exact"
-            assert not [line for line in scene.proxy.said if "lost" in line]
-
-    play(main)
+    async with following() as scene:
+        number = 0
+        while len(dropped) < 6:
+            await scene.ask(number % 6, f"question {number}")
+            number += 1
+        await scene.ask(0, "the one that tells of the last gap")
+        await scene.heard()
+        assert dropped == [5, 6, 7, 12, 20, 21]
+        assert scene.mode == "exact"
+        assert not [line for line in scene.proxy.said if "lost" in line]
 
 
 @pytest.mark.parametrize("replay", [False, True])
-def test_what_nobody_can_tell_again_ends_exactness_until_the_cache_is_cleared(
+async def test_what_nobody_can_tell_again_ends_exactness_until_the_cache_is_cleared(
     monkeypatch: pytest.MonkeyPatch, replay: bool
 ) -> None:
     dropped = drop(monkeypatch, set(range(5, 12)))
 
-    async def main() -> None:
-        async with following(replay=replay, buffer_steps=3) as scene:
-            for number in range(5):
-                await scene.ask(number, "question")
-            await scene.until(lambda: scene.mode == "exact")
-            for number in range(5, 16):
-                await scene.ask(number % 3, f"question {number} about it")
-                if number == 12:
-                    await scene.until(lambda: scene.mode == "corrected")
-            assert dropped
-            assert [line for line in scene.proxy.said if "are lost" in line]
-            reset = scene.engine.url + "/reset_prefix_cache"
-            async with scene.proxy.client.post(reset) as response:
-                assert (await response.json())["success"]
-            await scene.ask(0, "again")
-            await scene.heard()
-            assert scene.mode == "exact"
-            await warmed(scene)
-            await predicted_is_reported(scene, 3, 10)
-
-    play(main)
+    async with following(replay=replay, buffer_steps=3) as scene:
+        for number in range(5):
+            await scene.ask(number, "question")
+        await scene.until(lambda: scene.mode == "exact")
+        for number in range(5, 16):
+            await scene.ask(number % 3, f"question {number} about it")
+            if number == 12:
+                await scene.until(lambda: scene.mode == "corrected")
+        assert dropped
+        assert [line for line in scene.proxy.said if "are lost" in line]
+        reset = scene.engine.url + "/reset_prefix_cache"
+        async with scene.proxy.client.post(reset) as response:
+            assert (await response.json())["success"]
+        await scene.ask(0, "again")
+        await scene.heard()
+        assert scene.mode == "exact"
+        await warmed(scene)
+        await predicted_is_reported(scene, 3, 10)
 
 
-def test_what_is_unknown_is_gone_once_the_pool_is_full_of_what_is_known() -> None:
-    async def main() -> None:
-        async with following(replay=False, before=[100]) as scene:
-            assert scene.mode == "believed"
-            for number in range(4):
-                await scene.ask(number, "question")
-            await scene.heard()
-            assert scene.mode == "exact"
-
-    play(main)
+async def test_what_is_unknown_is_gone_once_the_pool_is_full_of_what_is_known() -> None:
+    async with following(replay=False, before=[100]) as scene:
+        assert scene.mode == "believed"
+        for number in range(4):
+            await scene.ask(number, "question")
+        await scene.heard()
+        assert scene.mode == "exact"
 
 
-def test_a_restarted_engine_is_known_by_its_numbers() -> None:
-    async def main() -> None:
-        async with following() as scene:
-            await warmed(scene)
-            before = len(scene.proxy.said)
-            await scene.stop_engine()
-            up = scene.proxy.proxy.backends.links["b0"]
-            await scene.until(lambda: not up.up)
-            assert scene.mode == "believed"  # whatever it holds when it comes back
-            await scene.start_engine()
-            await scene.until(lambda: up.up)
-            assert await scene.ask(0, "after all") == 0
-            await scene.heard()
-            assert scene.mode == "exact"
-            assert [line for line in scene.proxy.said[before:] if "restarted" in line]
-            await warmed(scene)
-            await predicted_is_reported(scene, 4, 10)
-
-    play(main)
+async def test_a_restarted_engine_is_known_by_its_numbers() -> None:
+    async with following() as scene:
+        await warmed(scene)
+        before = len(scene.proxy.said)
+        await scene.stop_engine()
+        up = scene.proxy.proxy.backends.links["b0"]
+        await scene.until(lambda: not up.up)
+        assert scene.mode == "believed"  # whatever it holds when it comes back
+        await scene.start_engine()
+        await scene.until(lambda: up.up)
+        assert await scene.ask(0, "after all") == 0
+        await scene.heard()
+        assert scene.mode == "exact"
+        assert [line for line in scene.proxy.said[before:] if "restarted" in line]
+        await warmed(scene)
+        await predicted_is_reported(scene, 4, 10)
 
 
 @pytest.mark.parametrize("heard_live", [False, True])
 @pytest.mark.parametrize("more", [0, 30])
-def test_a_restart_while_nobody_listened_is_known_by_the_last_batch(
+async def test_a_restart_while_nobody_listened_is_known_by_the_last_batch(
     heard_live: bool, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that was known was replayed, or the new engine's numbers have passed the old one's."""
     monkeypatch.setattr("forebay.proxy.kv_events.follower.QUIET_S", 0.1)
 
-    async def main() -> None:
-        async with following(before=range(6)) as scene:
-            if heard_live:
-                await scene.ask(0, "through the proxy")
-            await scene.heard()
-            assert scene.mode == "exact"
-            with monkeypatch.context() as deaf:
-                drop(deaf, set(range(1_000)))
-                await scene.stop_engine()
-                await scene.until(lambda: not scene.backend.up)
-                await scene.start_engine()
-                for number in range(more):
-                    await scene.ask(number % 6, f"directly {number}", url=scene.engine.url)
-            await scene.until(lambda: scene.backend.up)
-            await warmed(scene)
-            await predicted_is_reported(scene, 6, 10)
-            assert scene.mode == "exact"
-
-    play(main)
+    async with following(before=range(6)) as scene:
+        if heard_live:
+            await scene.ask(0, "through the proxy")
+        await scene.heard()
+        assert scene.mode == "exact"
+        with monkeypatch.context() as deaf:
+            drop(deaf, set(range(1_000)))
+            await scene.stop_engine()
+            await scene.until(lambda: not scene.backend.up)
+            await scene.start_engine()
+            for number in range(more):
+                await scene.ask(number % 6, f"directly {number}", url=scene.engine.url)
+        await scene.until(lambda: scene.backend.up)
+        await warmed(scene)
+        await predicted_is_reported(scene, 6, 10)
+        assert scene.mode == "exact"
 
 
-def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
+async def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
     path = tmp_path / "proxy.yaml"
 
     def load() -> Config:
@@ -391,71 +374,68 @@ def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> None:
         keys = {"listen": listen, "limits": SHARED_LOOP, "backends": list(backends)}
         path.write_text(yaml.safe_dump(keys))
 
-    async def main() -> None:
-        first, second = (
-            Scene(port, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replays}")
-            for port, events, replays in (free_ports(3), free_ports(3))
+    first, second = (
+        Scene(port, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replays}")
+        for port, events, replays in (free_ports(3), free_ports(3))
+    )
+    one, two = (
+        {"name": "b0", "url": f"http://127.0.0.1:{s.port}", "kv_events": s.events,
+         "kv_replay": s.replay}
+        for s in (first, second)
+    )  # fmt: skip
+    plain = {key: one[key] for key in ("name", "url")}
+    async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
+        for scene in (first, second):
+            stack.push_async_callback(scene.stop_engine)
+            await scene.start_engine()
+        staged = stage([one["url"]], backends=[plain], load=load)
+        first.proxy = second.proxy = await stack.enter_async_context(staged)
+        first.client = second.client = first.proxy.client
+        reload = first.proxy.proxy.reloader.reload
+        await first.ask(0, "before")
+        assert first.backend.cache.engine_blocks is None
+
+        write(one)  # KV events of a backend that was there
+        assert await reload() == "applied"
+        await first.until(lambda: first.mode == "exact")
+        held = first.backend.cache.engine_blocks
+        assert held is not None
+        await first.until(lambda: len(held) == first.registered())
+        assert len(held) > 90
+
+        write({**one, "max_concurrency": 7})  # what it follows stays
+        await reload()
+        assert first.backend.cache.engine_blocks is held
+
+        write(two)  # the same name at another address
+        await reload()
+        await second.until(lambda: second.mode == "exact")
+        assert second.backend.cache.engine_blocks is not held
+        assert not second.backend.cache.engine_blocks
+        assert not len(second.backend.cache.prefixes)
+        assert await second.ask(0, "moved") == 0
+        await second.until(
+            lambda: len(second.backend.cache.engine_blocks or ()) == second.registered()
         )
-        one, two = (
-            {"name": "b0", "url": f"http://127.0.0.1:{s.port}", "kv_events": s.events,
-             "kv_replay": s.replay}
-            for s in (first, second)
-        )  # fmt: skip
-        plain = {key: one[key] for key in ("name", "url")}
-        async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
-            for scene in (first, second):
-                stack.push_async_callback(scene.stop_engine)
-                await scene.start_engine()
-            staged = stage([one["url"]], backends=[plain], load=load)
-            first.proxy = second.proxy = await stack.enter_async_context(staged)
-            first.client = second.client = first.proxy.client
-            reload = first.proxy.proxy.reloader.reload
-            await first.ask(0, "before")
-            assert first.backend.cache.engine_blocks is None
+        assert second.registered() > 90
+        size = len(held)
+        await first.ask(1, "directly", url=first.engine.url)
+        await second.ask(1, "another")
+        assert len(held) == size  # nobody listens to the old one
 
-            write(one)  # KV events of a backend that was there
-            assert await reload() == "applied"
-            await first.until(lambda: first.mode == "exact")
-            held = first.backend.cache.engine_blocks
-            assert held is not None
-            await first.until(lambda: len(held) == first.registered())
-            assert len(held) > 90
+        write({**one, "name": "b1"}, two)  # one more
+        await reload()
+        backends = first.proxy.proxy.driver.shaper.backends
+        await first.until(lambda: backends["b1"].cache.mode == "exact")
+        last = backends["b1"]
+        await first.until(lambda: len(last.cache.engine_blocks or ()) == first.registered())
 
-            write({**one, "max_concurrency": 7})  # what it follows stays
-            await reload()
-            assert first.backend.cache.engine_blocks is held
-
-            write(two)  # the same name at another address
-            await reload()
-            await second.until(lambda: second.mode == "exact")
-            assert second.backend.cache.engine_blocks is not held
-            assert not second.backend.cache.engine_blocks
-            assert not len(second.backend.cache.prefixes)
-            assert await second.ask(0, "moved") == 0
-            await second.until(
-                lambda: len(second.backend.cache.engine_blocks or ()) == second.registered()
-            )
-            assert second.registered() > 90
-            size = len(held)
-            await first.ask(1, "directly", url=first.engine.url)
-            await second.ask(1, "another")
-            assert len(held) == size  # nobody listens to the old one
-
-            write({**one, "name": "b1"}, two)  # one more
-            await reload()
-            backends = first.proxy.proxy.driver.shaper.backends
-            await first.until(lambda: backends["b1"].cache.mode == "exact")
-            last = backends["b1"]
-            await first.until(lambda: len(last.cache.engine_blocks or ()) == first.registered())
-
-            write({**two, "kv_events": one["kv_events"].replace("127.0.0.1", "*")})
-            await reload()  # b1 leaves; what b0 is to bind is taken by the engine of the other
-            assert last.cache.engine_blocks is None
-            assert second.mode != "exact"
-            assert [line for line in first.proxy.said if "Address already in use" in line]
-            await second.ask(1, "and still served")
-
-    play(main)
+        write({**two, "kv_events": one["kv_events"].replace("127.0.0.1", "*")})
+        await reload()  # b1 leaves; what b0 is to bind is taken by the engine of the other
+        assert last.cache.engine_blocks is None
+        assert second.mode != "exact"
+        assert [line for line in first.proxy.said if "Address already in use" in line]
+        await second.ask(1, "and still served")
 
 
 @pytest.mark.parametrize("told", [0, 300])
@@ -502,22 +482,19 @@ async def known(translations: BlockTranslations, request: Request) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
+async def test_the_salt_that_counts_is_the_one_that_was_sent() -> None:
     """The proxy's own is spliced in behind the client's: the last of equal keys counts."""
     ids = list(range(65))
     request = Request("x", 65, 0, (1, 2), 32.0)
     body = json.dumps({"prompt": ids, "cache_salt": "client's"})[:-1] + ',"cache_salt":"ours"}'
 
-    async def main() -> None:
-        translations = BlockTranslations(16)
-        async with translating(translations, Said()) as offer:
-            offer(body.encode(), request)
-            await known(translations, request)
-        keys = list(translations.place(1).keys)
-        assert keys == chain_keys(ids[:64], 16, extra_keys=[["ours"]])
-        assert keys[0] != chain_keys(ids[:64], 16)[0]
-
-    play(main)
+    translations = BlockTranslations(16)
+    async with translating(translations, Said()) as offer:
+        offer(body.encode(), request)
+        await known(translations, request)
+    keys = list(translations.place(1).keys)
+    assert keys == chain_keys(ids[:64], 16, extra_keys=[["ours"]])
+    assert keys[0] != chain_keys(ids[:64], 16)[0]
 
 
 DEEP = b"[" * 300 + b"]" * 300
@@ -533,22 +510,21 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}]'
         (b'"no object"', ["a prompt was not tokenised: internal error: AttributeError"]),
     ],
 )
-def test_a_prompt_that_cannot_be_translated_holds_up_no_other(body: bytes, says: list[str]) -> None:
-    async def main() -> None:
-        translations, said = BlockTranslations(16), Said()
-        odd, good = Request("x", 65, 0, (1, 2), 32.0), Request("y", 65, 0, (3, 4), 32.0)
-        async with translating(translations, said) as offer:
-            offer(body, odd)
-            offer(body, odd)
-            offer(json.dumps({"prompt": list(range(65))}).encode(), good)
-            await known(translations, good)
-        assert said == says
-        assert not translations.known(odd.blocks)
+async def test_a_prompt_that_cannot_be_translated_holds_up_no_other(
+    body: bytes, says: list[str]
+) -> None:
+    translations, said = BlockTranslations(16), Said()
+    odd, good = Request("x", 65, 0, (1, 2), 32.0), Request("y", 65, 0, (3, 4), 32.0)
+    async with translating(translations, said) as offer:
+        offer(body, odd)
+        offer(body, odd)
+        offer(json.dumps({"prompt": list(range(65))}).encode(), good)
+        await known(translations, good)
+    assert said == says
+    assert not translations.known(odd.blocks)
 
-    play(main)
 
-
-def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
+async def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live = Follower._live
@@ -558,38 +534,29 @@ def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
 
     monkeypatch.setattr(Follower, "_live", spoiled)
 
-    async def main() -> None:
-        async with following(replay=False) as scene:
-            for number in range(6):
-                await scene.ask(number, "question")
-            await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
-            assert await scene.ask(5, "another") > 1_400
-
-    play(main)
+    async with following(replay=False) as scene:
+        for number in range(6):
+            await scene.ask(number, "question")
+        await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
+        assert await scene.ask(5, "another") > 1_400
 
 
-def test_a_batch_without_measure_is_not_decoded() -> None:
-    async def main() -> None:
-        async with following() as scene:
-            await scene.ask(0, "question")
-            await scene.heard()
-            ONE.publisher.publish([{"type": "BlockStored", "x": "x" * (16 << 20)}])
-            await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
-            assert any("more than 16 MiB" in line for line in scene.proxy.said)
-            assert await scene.ask(0, "another") > 1_400
-
-    play(main)
+async def test_a_batch_without_measure_is_not_decoded() -> None:
+    async with following() as scene:
+        await scene.ask(0, "question")
+        await scene.heard()
+        ONE.publisher.publish([{"type": "BlockStored", "x": "x" * (16 << 20)}])
+        await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
+        assert any("more than 16 MiB" in line for line in scene.proxy.said)
+        assert await scene.ask(0, "another") > 1_400
 
 
-def test_a_message_beyond_all_measure_is_not_received() -> None:
+async def test_a_message_beyond_all_measure_is_not_received() -> None:
     """ZeroMQ disconnects its sender before it has the whole message."""
 
-    async def main() -> None:
-        async with following() as scene:
-            (follower,) = scene.proxy.proxy.reloader._services.followers._followers.values()
-            assert follower._sub.getsockopt(zmq.MAXMSGSIZE) == MOST_BYTES
-
-    play(main)
+    async with following() as scene:
+        (follower,) = scene.proxy.proxy.reloader._services.followers._followers.values()
+        assert follower._sub.getsockopt(zmq.MAXMSGSIZE) == MOST_BYTES
 
 
 def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
@@ -602,64 +569,55 @@ def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
     monkeypatch.setattr(KvEvents, "take", as_lists)
 
 
-def test_salts_in_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_salts_in_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM 0.20: all fields that distinguish prompts come after the medium."""
     write_lists(monkeypatch, 10)
 
-    async def main() -> None:
-        async with following(tenants={"isolate_cache": True}) as scene:
-            await scene.until(lambda: scene.mode == "exact")
-            await warmed(scene)
-            told = await predicted_is_reported(scene, 9, 20)
-            assert max(told) > 1_400
-            assert scene.mode == "exact"
-
-    play(main)
+    async with following(tenants={"isolate_cache": True}) as scene:
+        await scene.until(lambda: scene.mode == "exact")
+        await warmed(scene)
+        told = await predicted_is_reported(scene, 9, 20)
+        assert max(told) > 1_400
+        assert scene.mode == "exact"
 
 
-def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
+async def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """vLLM 0.11: with salts, its blocks would match no prompt."""
     write_lists(monkeypatch, 7)
 
-    async def main() -> None:
-        async with following(tenants={"isolate_cache": True}) as scene:
-            await scene.until(lambda: scene.mode == "exact")  # it holds nothing, which is known
-            for number in range(3):
-                for document in range(3):
-                    cached = await scene.ask(document, f"question {number}")
-                    await scene.heard()
-                    assert scene.mode == "corrected"
-            assert cached > 1_400
-            backend = scene.backend
-            before = backend.cache.error.absolute_tokens
-            await scene.ask(2, "one more")
-            assert backend.cache.error.absolute_tokens - before < 512  # not "none is cached"
-            async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
-                pass
-            await scene.ask(0, "again")
-            await scene.heard()
-            assert scene.mode == "corrected"
-            assert [line for line in scene.proxy.said if "salt" in line] == [
-                "backend b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
-                "its prefix index is corrected by its responses instead"
-            ]
-
-    play(main)
+    async with following(tenants={"isolate_cache": True}) as scene:
+        await scene.until(lambda: scene.mode == "exact")  # it holds nothing, which is known
+        for number in range(3):
+            for document in range(3):
+                cached = await scene.ask(document, f"question {number}")
+                await scene.heard()
+                assert scene.mode == "corrected"
+        assert cached > 1_400
+        backend = scene.backend
+        before = backend.cache.error.absolute_tokens
+        await scene.ask(2, "one more")
+        assert backend.cache.error.absolute_tokens - before < 512  # not "none is cached"
+        async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
+            pass
+        await scene.ask(0, "again")
+        await scene.heard()
+        assert scene.mode == "corrected"
+        assert [line for line in scene.proxy.said if "salt" in line] == [
+            "backend b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
+            "its prefix index is corrected by its responses instead"
+        ]
 
 
-def test_without_salts_nothing_is_missing_in_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_salts_nothing_is_missing_in_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     write_lists(monkeypatch, 7)
 
-    async def main() -> None:
-        async with following() as scene:
-            await scene.until(lambda: scene.mode == "exact")
-            await warmed(scene)
-            await predicted_is_reported(scene, 10, 10)
-            assert scene.mode == "exact"
-
-    play(main)
+    async with following() as scene:
+        await scene.until(lambda: scene.mode == "exact")
+        await warmed(scene)
+        await predicted_is_reported(scene, 10, 10)
+        assert scene.mode == "exact"
 
 
 def short_of_descriptors(monkeypatch: pytest.MonkeyPatch, kind: int) -> list[int]:
@@ -676,29 +634,26 @@ def short_of_descriptors(monkeypatch: pytest.MonkeyPatch, kind: int) -> list[int
 
 
 @pytest.mark.parametrize("from_the_start", [False, True])
-def test_a_replay_for_which_no_descriptor_is_left_is_one_that_failed(
+async def test_a_replay_for_which_no_descriptor_is_left_is_one_that_failed(
     monkeypatch: pytest.MonkeyPatch, from_the_start: bool
 ) -> None:
     monkeypatch.setattr("forebay.proxy.kv_events.follower.QUIET_S", 0.1)
     short = short_of_descriptors(monkeypatch, zmq.DEALER)
 
-    async def main() -> None:
-        if from_the_start:
-            short.append(errno.EMFILE)
-        async with following() as scene:
-            if not from_the_start:
-                await scene.until(lambda: scene.mode == "exact")
-                short.append(errno.EMFILE)  # of the replay that follows a silence
-            await scene.until(lambda: not short)
-            await warmed(scene)
-            assert scene.mode == "exact"
-            await predicted_is_reported(scene, 7, 10)
-            assert not [line for line in scene.proxy.said if "error" in line]
-
-    play(main)
+    if from_the_start:
+        short.append(errno.EMFILE)
+    async with following() as scene:
+        if not from_the_start:
+            await scene.until(lambda: scene.mode == "exact")
+            short.append(errno.EMFILE)  # of the replay that follows a silence
+        await scene.until(lambda: not short)
+        await warmed(scene)
+        assert scene.mode == "exact"
+        await predicted_is_reported(scene, 7, 10)
+        assert not [line for line in scene.proxy.said if "error" in line]
 
 
-def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
+async def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("forebay.proxy.kv_events.follower.AGAIN_S", 0.0)
@@ -712,41 +667,35 @@ def test_an_error_nobody_thought_of_ends_exactness_and_not_the_follower(
 
     monkeypatch.setattr(Follower, "_live", failing)
 
-    async def main() -> None:
-        async with following() as scene:
-            await scene.until(lambda: scene.mode == "exact")
-            for number in range(5):  # one document does not fill the pool: the rest stays unknown
-                await scene.ask(0, f"question {number} about it")
-            await scene.heard()
-            assert failed
-            assert scene.mode == "corrected"
-            assert [line for line in scene.proxy.said if "error" in line] == [
-                "backend b0: KV events: internal error: RuntimeError; its prefix index is "
-                "corrected by its responses instead"
-            ]
-            async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
-                pass
-            await scene.ask(0, "again")
-            await scene.until(lambda: scene.mode == "exact")
-            await warmed(scene)
-            await predicted_is_reported(scene, 8, 10)
-
-    play(main)
+    async with following() as scene:
+        await scene.until(lambda: scene.mode == "exact")
+        for number in range(5):  # one document does not fill the pool: the rest stays unknown
+            await scene.ask(0, f"question {number} about it")
+        await scene.heard()
+        assert failed
+        assert scene.mode == "corrected"
+        assert [line for line in scene.proxy.said if "error" in line] == [
+            "backend b0: KV events: internal error: RuntimeError; its prefix index is "
+            "corrected by its responses instead"
+        ]
+        async with scene.proxy.client.post(scene.engine.url + "/reset_prefix_cache"):
+            pass
+        await scene.ask(0, "again")
+        await scene.until(lambda: scene.mode == "exact")
+        await warmed(scene)
+        await predicted_is_reported(scene, 8, 10)
 
 
-def test_no_descriptor_to_listen_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_descriptor_to_listen_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     short_of_descriptors(monkeypatch, zmq.SUB).append(errno.EMFILE)
 
-    async def main() -> None:
-        backend = {"url": "http://127.0.0.1:1", "kv_events": "tcp://127.0.0.1:5557"}
-        with pytest.raises(InputError, match=r"gpu0\.kv_events: .*Too many open files"):
-            async with stage([], backends=[backend], wait_up=0):
-                pass
-
-    play(main)
+    backend = {"url": "http://127.0.0.1:1", "kv_events": "tcp://127.0.0.1:5557"}
+    with pytest.raises(InputError, match=r"gpu0\.kv_events: .*Too many open files"):
+        async with stage([], backends=[backend], wait_up=0):
+            pass
 
 
-def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.proxy.kv_events import tokenize as translate
     from forebay.replay.engine.server import pages
 
@@ -756,16 +705,13 @@ def test_without_tokenize_the_belief_stands(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pages._Pages, "tokenize", refuse)
     monkeypatch.setattr(translate, "GIVE_UP_S", 0.0)
 
-    async def main() -> None:
-        async with following() as scene:
-            for _ in range(3):
-                cached = await scene.ask(1, "question")
-                await scene.heard()
-            assert cached > 1_400
-            assert scene.backend.cache.error.within_block >= 2
-            await scene.until(lambda: any("does not tokenise" in s for s in scene.proxy.said))
-
-    play(main)
+    async with following() as scene:
+        for _ in range(3):
+            cached = await scene.ask(1, "question")
+            await scene.heard()
+        assert cached > 1_400
+        assert scene.backend.cache.error.within_block >= 2
+        await scene.until(lambda: any("does not tokenise" in s for s in scene.proxy.said))
 
 
 @pytest.mark.parametrize(
@@ -780,29 +726,23 @@ def test_a_bad_endpoint_is_named(keys: dict[str, str], says: str) -> None:
         load_config(None, {"backends": [{"url": "http://127.0.0.1:1", **keys}]}, {})
 
 
-def test_an_endpoint_that_is_taken_is_named(tmp_path: Path) -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            backend = {"url": "http://127.0.0.1:1", "kv_events": f"tcp://*:{port}"}
-            with pytest.raises(InputError, match=r"gpu0\.kv_events: .*Address already in use"):
-                async with stage([], backends=[backend], wait_up=0):
-                    pass
-
-    play(main)
+async def test_an_endpoint_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        backend = {"url": "http://127.0.0.1:1", "kv_events": f"tcp://*:{port}"}
+        with pytest.raises(InputError, match=r"gpu0\.kv_events: .*Address already in use"):
+            async with stage([], backends=[backend], wait_up=0):
+                pass
 
 
-def test_status_is_json(tmp_path: Path) -> None:
+async def test_status_is_json(tmp_path: Path) -> None:
     """Backends without events say how they are known too."""
 
-    async def main() -> None:
-        async with stage(["http://127.0.0.1:1"], wait_up=0) as scene:
-            async with scene.client.get(f"{scene.proxy.admin_url}/status") as response:
-                (shown,) = json.loads(await response.read())["backends"]
-            assert shown["prefix_index"] == {
-                "mode": "believed", "held_engine_blocks": None, "kept_share": 1.0, "answers": 0,
-                "mean_error_tokens": 0.0, "bias_tokens": 0.0, "within_a_block": 0.0,
-                "paths": dict.fromkeys(DIALECTS, "believed"),
-            }  # fmt: skip
-
-    play(main)
+    async with stage(["http://127.0.0.1:1"], wait_up=0) as scene:
+        async with scene.client.get(f"{scene.proxy.admin_url}/status") as response:
+            (shown,) = json.loads(await response.read())["backends"]
+        assert shown["prefix_index"] == {
+            "mode": "believed", "held_engine_blocks": None, "kept_share": 1.0, "answers": 0,
+            "mean_error_tokens": 0.0, "bias_tokens": 0.0, "within_a_block": 0.0,
+            "paths": dict.fromkeys(DIALECTS, "believed"),
+        }  # fmt: skip

@@ -6,7 +6,7 @@
 import msgspec
 import pytest
 from kv_recordings import RECORDINGS, Asked, Recording, read_recording
-from proxy_stage import RawBackend, Stage, on_stage
+from proxy_stage import RawBackend, Stage, play
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
@@ -113,7 +113,7 @@ def test_the_kv_size_is_that_of_the_label(recording: Recording) -> None:
         await on.proxy.backends.prober._ask_size(link)
         assert link.kv_tokens == pytest.approx(label(recording, "kv_cache_size_tokens"), 0.01)
 
-    on_stage(scene, None)
+    play(scene, None)
     product = label(recording, "num_gpu_blocks") * label(recording, "block_size")
     assert label(recording, "kv_cache_size_tokens") < 0.95 * product
 

@@ -6,6 +6,7 @@ import socket
 from contextlib import AsyncExitStack
 
 import aiohttp
+import pytest
 from ports import free_ports
 from proxy_stage import Stage, stage
 
@@ -56,32 +57,28 @@ def consecutive_ports() -> int:
     raise AssertionError("no two free ports in a row")
 
 
-def test_each_lane_follows_its_rank() -> None:
-    async def main() -> None:
-        base = consecutive_ports()
-        async with asyncio.timeout(120), AsyncExitStack() as stack:
-            url = await start_server(stack, base)
-            client = await stack.enter_async_context(aiohttp.ClientSession())
-            keys = {"data_parallel": RANKS, "kv_events": f"tcp://127.0.0.1:{base}"}
-            health = {"timeout": "30s", "interval": "100ms"}
-            on = await stack.enter_async_context(
-                stage([url], each=keys, wait_up=RANKS, health=health)
-            )
-            await asyncio.sleep(1)  # until the subscriptions are made
-            core = on.proxy.driver.shaper.backends
-            # So each rank has published from an empty cache on.
-            async with client.post(url + "/reset_prefix_cache") as response:
-                assert response.status == 200
-            first = await asyncio.gather(*(ask(on, document, "first") for document in DOCUMENTS))
-            home = {document: lane for document, (lane, _) in zip(DOCUMENTS, first, strict=True)}
-            while {lane.cache.mode for lane in core.values()} != {"exact"}:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)  # a busy machine publishes late
-            for question in ("second", "third"):
-                for document in DOCUMENTS:
-                    await asyncio.sleep(0.5)  # the events of the last one come
-                    lane, cached = await ask(on, document, question)
-                    assert (lane, cached > 200) == (home[document], True)
-            assert set(home.values()) == {"b0-rank0", "b0-rank1"}
-            assert {lane.cache.mode for lane in core.values()} == {"exact"}
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_each_lane_follows_its_rank() -> None:
+    base = consecutive_ports()
+    async with asyncio.timeout(120), AsyncExitStack() as stack:
+        url = await start_server(stack, base)
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        keys = {"data_parallel": RANKS, "kv_events": f"tcp://127.0.0.1:{base}"}
+        health = {"timeout": "30s", "interval": "100ms"}
+        on = await stack.enter_async_context(stage([url], each=keys, wait_up=RANKS, health=health))
+        await asyncio.sleep(1)  # until the subscriptions are made
+        core = on.proxy.driver.shaper.backends
+        # So each rank has published from an empty cache on.
+        async with client.post(url + "/reset_prefix_cache") as response:
+            assert response.status == 200
+        first = await asyncio.gather(*(ask(on, document, "first") for document in DOCUMENTS))
+        home = {document: lane for document, (lane, _) in zip(DOCUMENTS, first, strict=True)}
+        while {lane.cache.mode for lane in core.values()} != {"exact"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # a busy machine publishes late
+        for question in ("second", "third"):
+            for document in DOCUMENTS:
+                await asyncio.sleep(0.5)  # the events of the last one come
+                lane, cached = await ask(on, document, question)
+                assert (lane, cached > 200) == (home[document], True)
+        assert set(home.values()) == {"b0-rank0", "b0-rank1"}
+        assert {lane.cache.mode for lane in core.values()} == {"exact"}

@@ -64,25 +64,23 @@ async def quiet(scene: Stage) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_what_is_predicted_vllm_reports(vllm: Told, chat: bool) -> None:
+@pytest.mark.real_time
+async def test_what_is_predicted_vllm_reports(vllm: Told, chat: bool) -> None:
     url, events, replay = vllm
 
-    async def main() -> None:
-        backend = {"name": "b0", "url": url, "kv_events": events, "kv_replay": replay}
-        async with stage([url], backends=[backend]) as scene:
-            (core,) = scene.proxy.driver.shaper.backends.values()
-            for question in range(3):
-                for document in range(DOCUMENTS):
-                    await ask(scene, document, question, chat=chat)
-                    await quiet(scene)
-            assert core.cache.mode == "exact"
-            rng, told, wrong = random.Random(5), [], core.cache.error.absolute_tokens
-            for question in range(100, 120):
-                told.append(await ask(scene, rng.randrange(DOCUMENTS), question, chat=chat))
+    backend = {"name": "b0", "url": url, "kv_events": events, "kv_replay": replay}
+    async with stage([url], backends=[backend]) as scene:
+        (core,) = scene.proxy.driver.shaper.backends.values()
+        for question in range(3):
+            for document in range(DOCUMENTS):
+                await ask(scene, document, question, chat=chat)
                 await quiet(scene)
-                assert core.cache.error.absolute_tokens == wrong, told
-            assert min(told) == 0
-            assert max(told) >= 1_472
-            assert len(set(told)) > 2
-
-    asyncio.run(main())
+        assert core.cache.mode == "exact"
+        rng, told, wrong = random.Random(5), [], core.cache.error.absolute_tokens
+        for question in range(100, 120):
+            told.append(await ask(scene, rng.randrange(DOCUMENTS), question, chat=chat))
+            await quiet(scene)
+            assert core.cache.error.absolute_tokens == wrong, told
+        assert min(told) == 0
+        assert max(told) >= 1_472
+        assert len(set(told)) > 2

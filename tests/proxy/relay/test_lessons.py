@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from proxy_stage import (
     Call,
-    RawBackend,
-    Stage,
     by_request,
     on_stage,
 )
@@ -89,11 +87,12 @@ async def vision(call: Call) -> None:
 @pytest.mark.parametrize(
     "slow", [{"content": [IMAGE]}, {"content": "x" * 40_000, "response_format": SCHEMA}]
 )
-def test_slow_images_and_grammars_cost_others_nothing(slow: dict[str, Any]) -> None:
+async def test_slow_images_and_grammars_cost_others_nothing(slow: dict[str, Any]) -> None:
     """46 of 113 chats of another tenant were rejected, and a backend was ejected."""
     statuses: list[int] = []
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(vision, vision) as (on, _):
+
         async def ask(content: Any, **more: Any) -> int:
             body = {"messages": [{"role": "user", "content": content}], "stream": True, **more}
             async with on.post(body, "/v1/chat/completions") as response:
@@ -115,17 +114,15 @@ def test_slow_images_and_grammars_cost_others_nothing(slow: dict[str, Any]) -> N
         counts = [on.proxy.backends.health.counts(f"b{i}") for i in range(2)]
         assert not any("ejected" in state for count in counts for state, _ in count), counts
 
-    on_stage(scene, vision, vision)
 
-
-def test_a_whole_answer_of_an_engine_that_knows_no_limit_teaches_nothing() -> None:
+async def test_a_whole_answer_of_an_engine_that_knows_no_limit_teaches_nothing() -> None:
     """`max_completion_tokens: 1` in completions: vLLM generates 900 tokens, which take 20 s."""
 
     async def generates(call: Call) -> None:
         await asyncio.sleep(20.0 if json.loads(call.body).get("max_tokens") == 900 else 0.03)
         await by_request(call)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(generates) as (on, _):
         odd = {"prompt": "x", "max_completion_tokens": 1, "max_tokens": 900}
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
@@ -133,5 +130,3 @@ def test_a_whole_answer_of_an_engine_that_knows_no_limit_teaches_nothing() -> No
                 await asyncio.sleep(5.0)
         cost = on.proxy.driver.shaper.backends["b0"].cost
         assert cost.predict_s(100, 100) < 0.1
-
-    on_stage(scene, generates)

@@ -4,7 +4,6 @@ import pytest
 from proxy_stage import Call, RawBackend, answer, by_request, error_of, stage
 
 from forebay.proxy.config.checks import checked_base_url
-from forebay.replay.clock.virtual_loop import run
 
 
 async def under_a_path(call: Call) -> None:
@@ -19,20 +18,17 @@ async def under_a_path(call: Call) -> None:
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_a_server_under_a_path(slash: str) -> None:
-    async def main() -> None:
-        async with RawBackend(under_a_path).running() as backend:
-            async with stage([f"{backend.url}/a/b-c{slash}"]) as on:
-                for path in ("/v1/completions", "/v1/embeddings", "/tokenize?x=1"):
-                    async with on.post({"prompt": "x"}, path=path) as response:
-                        assert response.status == 200
-                async with on.post({"prompt": "x", "stream": True}) as response:
-                    assert b"[DONE]" in await response.read()
-            targets = [call.head.split(" ")[1] for call in backend.calls]
-            assert "/a/b-c/health" in targets
-            assert "/a/b-c/tokenize?x=1" in targets
-
-    run(main())
+async def test_a_server_under_a_path(slash: str) -> None:
+    async with RawBackend(under_a_path).running() as backend:
+        async with stage([f"{backend.url}/a/b-c{slash}"]) as on:
+            for path in ("/v1/completions", "/v1/embeddings", "/tokenize?x=1"):
+                async with on.post({"prompt": "x"}, path=path) as response:
+                    assert response.status == 200
+            async with on.post({"prompt": "x", "stream": True}) as response:
+                assert b"[DONE]" in await response.read()
+        targets = [call.head.split(" ")[1] for call in backend.calls]
+        assert "/a/b-c/health" in targets
+        assert "/a/b-c/tokenize?x=1" in targets
 
 
 @pytest.mark.parametrize(
@@ -54,26 +50,23 @@ def test_paths_that_no_server_has(path: str) -> None:
         checked_base_url(f"http://h:1{path}")
 
 
-def test_the_public_side_under_a_path() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend:
-            listen = {"port": 0, "admin_port": 0, "path_prefix": "/llm"}
-            async with stage([backend.url], listen=listen) as on:
-                async with on.post(path="/llm/v1/completions?a=1") as response:
-                    assert response.status == 200
-                assert backend.calls[-1].head.startswith("POST /v1/completions ")
-                async with on.post({"input": "x"}, path="/llm/v1/embeddings?a=1") as response:
-                    assert response.status == 200
-                assert backend.calls[-1].head.startswith("POST /v1/embeddings?a=1 ")
-                async with on.client.get(on.url + "/llm/health") as response:
-                    assert response.status == 200
-                seen = len(backend.calls)
-                for path in ("/v1/completions", "/llmv1/completions", "/llm", "/llm/llm/v1/chat"):
-                    async with on.post(path=path) as response:
-                        assert response.status == 404
-                        assert "/llm/v1/completions" in (await error_of(response))["message"]
-                async with on.post(b"{", path="/llm/v1/messages") as response:
-                    assert (await response.json())["type"] == "error"
-                assert len(backend.calls) == seen
-
-    run(main())
+async def test_the_public_side_under_a_path() -> None:
+    async with RawBackend().running() as backend:
+        listen = {"port": 0, "admin_port": 0, "path_prefix": "/llm"}
+        async with stage([backend.url], listen=listen) as on:
+            async with on.post(path="/llm/v1/completions?a=1") as response:
+                assert response.status == 200
+            assert backend.calls[-1].head.startswith("POST /v1/completions ")
+            async with on.post({"input": "x"}, path="/llm/v1/embeddings?a=1") as response:
+                assert response.status == 200
+            assert backend.calls[-1].head.startswith("POST /v1/embeddings?a=1 ")
+            async with on.client.get(on.url + "/llm/health") as response:
+                assert response.status == 200
+            seen = len(backend.calls)
+            for path in ("/v1/completions", "/llmv1/completions", "/llm", "/llm/llm/v1/chat"):
+                async with on.post(path=path) as response:
+                    assert response.status == 404
+                    assert "/llm/v1/completions" in (await error_of(response))["message"]
+            async with on.post(b"{", path="/llm/v1/messages") as response:
+                assert (await response.json())["type"] == "error"
+            assert len(backend.calls) == seen

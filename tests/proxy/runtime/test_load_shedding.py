@@ -13,7 +13,6 @@ from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.runtime.load_shedding import Protection, Reading, next_shed, refused
 from forebay.proxy.runtime.memory import memory_limit, resident_bytes
 from forebay.proxy.telemetry.log_events import INFO, WARNING
-from forebay.replay.clock.virtual_loop import run
 
 
 @pytest.mark.parametrize(
@@ -64,55 +63,50 @@ def test_what_is_measured() -> None:
     assert memory_limit(Limits()) > 64 << 20
 
 
-def test_out_of_descriptors_is_no_reason_to_take_more() -> None:
+async def test_out_of_descriptors_is_no_reason_to_take_more() -> None:
     """Looking takes a descriptor, too."""
 
-    async def main() -> None:
-        protection = Protection(Limits(memory=1 << 30), print, lambda lag_s: None)
+    protection = Protection(Limits(memory=1 << 30), print, lambda lag_s: None)
+    protection.decide()
+    before = protection.reading.memory
+    assert before > 0.01
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
         protection.decide()
-        before = protection.reading.memory
-        assert before > 0.01
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        try:
-            protection.decide()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert protection.reading == Reading(memory=before, descriptors=1.0)
-        assert protection.shed > 0
-
-    run(main())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert protection.reading == Reading(memory=before, descriptors=1.0)
+    assert protection.shed > 0
 
 
-def test_the_task_samples_lag_and_decides_once_a_second() -> None:
-    async def main() -> None:
-        readings, said, lags = (
-            [Reading(memory=0.91)] * 2 + [Reading()] * 2,
-            Said(),
-            list[float](),
-        )
-        asked: list[float] = []
+async def test_the_task_samples_lag_and_decides_once_a_second() -> None:
+    readings, said, lags = (
+        [Reading(memory=0.91)] * 2 + [Reading()] * 2,
+        Said(),
+        list[float](),
+    )
+    asked: list[float] = []
 
-        def read(lag_p99_s: float, lag_median_s: float) -> Reading:
-            asked.append(lag_p99_s)
-            return readings.pop(0) if readings else Reading()
+    def read(lag_p99_s: float, lag_median_s: float) -> Reading:
+        asked.append(lag_p99_s)
+        return readings.pop(0) if readings else Reading()
 
-        async with Protection(Limits(), said, lags.append, read) as protection:
-            shed = []
-            for _ in range(4):
-                await asyncio.sleep(1.1)
-                shed.append(protection.shed)
-        assert shed == [1, 2, 1, 0]
-        assert len(asked) == 4
-        assert len(lags) >= 80
-        assert [event.level for event, *_ in said.events] == [WARNING, WARNING, INFO]
-        assert said[0] == "overloaded (memory): rejecting 1 of 3 service classes"
-
-    run(main())
+    async with Protection(Limits(), said, lags.append, read) as protection:
+        shed = []
+        for _ in range(4):
+            await asyncio.sleep(1.1)
+            shed.append(protection.shed)
+    assert shed == [1, 2, 1, 0]
+    assert len(asked) == 4
+    assert len(lags) >= 80
+    assert [event.level for event, *_ in said.events] == [WARNING, WARNING, INFO]
+    assert said[0] == "overloaded (memory): rejecting 1 of 3 service classes"
 
 
 @pytest.mark.parametrize("computes", [True, False])
-def test_only_what_the_process_computes_counts_as_too_much_to_do(computes: bool) -> None:
+@pytest.mark.real_time
+async def test_only_what_the_process_computes_counts_as_too_much_to_do(computes: bool) -> None:
     """A machine that stands still makes the loop late too; that is reported, and sheds nothing."""
 
     def hold_up() -> None:
@@ -123,40 +117,34 @@ def test_only_what_the_process_computes_counts_as_too_much_to_do(computes: bool)
         while time.process_time() < until:
             pass
 
-    async def main() -> None:
-        asked, lags = list[float](), list[float]()
+    asked, lags = list[float](), list[float]()
 
-        def read(lag_p99_s: float, lag_median_s: float) -> Reading:
-            asked.append(lag_p99_s)
-            return Reading()
+    def read(lag_p99_s: float, lag_median_s: float) -> Reading:
+        asked.append(lag_p99_s)
+        return Reading()
 
-        async with Protection(Limits(), print, lags.append, read):
-            while not asked:
-                await asyncio.sleep(0.03)
-                hold_up()
-        assert max(lags) > 0.05
-        assert (asked[0] > 0.02) == computes
-
-    asyncio.run(main())
+    async with Protection(Limits(), print, lags.append, read):
+        while not asked:
+            await asyncio.sleep(0.03)
+            hold_up()
+    assert max(lags) > 0.05
+    assert (asked[0] > 0.02) == computes
 
 
-def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            on.proxy.protection.shed = 2
-            async with on.post() as answer:
-                assert answer.status == 503
-                error = (await answer.json())["error"]
-                assert (error["code"], error["type"]) == ("overloaded", "server_error")
-                assert int(answer.headers["Retry-After"]) >= 1
-                assert answer.headers["x-request-id"]
-            assert not backend.calls
-            text = on.proxy.metrics.text().decode()
-            assert 'forebay_shed_total{class="standard"} 1.0' in text
-            assert "forebay_shedding_classes 2.0" in text
-            on.proxy.protection.shed = 1
-            async with on.post() as answer:
-                assert answer.status == 200
-            on.assert_nothing_held()
-
-    run(main())
+async def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        on.proxy.protection.shed = 2
+        async with on.post() as answer:
+            assert answer.status == 503
+            error = (await answer.json())["error"]
+            assert (error["code"], error["type"]) == ("overloaded", "server_error")
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert answer.headers["x-request-id"]
+        assert not backend.calls
+        text = on.proxy.metrics.text().decode()
+        assert 'forebay_shed_total{class="standard"} 1.0' in text
+        assert "forebay_shedding_classes 2.0" in text
+        on.proxy.protection.shed = 1
+        async with on.post() as answer:
+            assert answer.status == 200
+        on.assert_nothing_held()

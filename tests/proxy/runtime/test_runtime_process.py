@@ -19,6 +19,8 @@ from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.proxy.telemetry.logs import log_queue
 from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
 
+pytestmark = pytest.mark.real_time
+
 LONG = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
 
@@ -71,88 +73,79 @@ async def streamed(client: aiohttp.ClientSession, url: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGALRM", "SIGQUIT"])
-def test_a_signal_cuts_no_stream(name: str) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend(slow_stream()).running())
-            process, url, admin = await stack.enter_async_context(
-                proxy_process("--backend", backend.url)
-            )
-            await ready(admin)
-            client = await stack.enter_async_context(aiohttp.ClientSession())
-            asked = asyncio.create_task(streamed(client, url))
-            await asyncio.sleep(0.7)
-            process.send_signal(signal.Signals[name])
-            assert await asked == EVENT + EVENT + DONE
-            if name == "SIGQUIT":
-                async with asyncio.timeout(PATIENCE_S):
-                    assert await process.wait() == 0
-            else:
-                assert await streamed(client, url) == EVENT + EVENT + DONE
-
-    asyncio.run(main())
+async def test_a_signal_cuts_no_stream(name: str) -> None:
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend(slow_stream()).running())
+        process, url, admin = await stack.enter_async_context(
+            proxy_process("--backend", backend.url)
+        )
+        await ready(admin)
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        asked = asyncio.create_task(streamed(client, url))
+        await asyncio.sleep(0.7)
+        process.send_signal(signal.Signals[name])
+        assert await asked == EVENT + EVENT + DONE
+        if name == "SIGQUIT":
+            async with asyncio.timeout(PATIENCE_S):
+                assert await process.wait() == 0
+        else:
+            assert await streamed(client, url) == EVENT + EVENT + DONE
 
 
-def test_an_output_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+async def test_an_output_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
     config = tmp_path / "forebay.yaml"
     config.write_text("logs: {level: debug, sample: 1.0}\n")
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            port = backend.url.rpartition(":")[2]
-            read, write = os.pipe()
-            stack.callback(os.close, read)
-            own = 20_000 + os.getpid() % 20_000
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "forebay.proxy", "proxy", "--config", str(config),
-                "--port", str(own), "--admin-port", "0", "--backend", f"http://127.0.0.1:{port}",
-                stdout=write,
-            )  # fmt: skip
-            os.close(write)
-            client = await stack.enter_async_context(aiohttp.ClientSession())
-            url = f"http://127.0.0.1:{own}"
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    try:
-                        async with client.get(url + "/health") as response:
-                            if response.status == 200:
-                                break
-                    except aiohttp.ClientConnectionError:
-                        pass
-                    await asyncio.sleep(0.1)
-                for _ in range(600):
-                    async with client.post(
-                        url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}
-                    ) as response:
-                        assert response.status == 200
-                process.terminate()
-                assert await process.wait() == 0
-
-    asyncio.run(main())
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend().running())
+        port = backend.url.rpartition(":")[2]
+        read, write = os.pipe()
+        stack.callback(os.close, read)
+        own = 20_000 + os.getpid() % 20_000
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "forebay.proxy", "proxy", "--config", str(config),
+            "--port", str(own), "--admin-port", "0", "--backend", f"http://127.0.0.1:{port}",
+            stdout=write,
+        )  # fmt: skip
+        os.close(write)
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        url = f"http://127.0.0.1:{own}"
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    async with client.get(url + "/health") as response:
+                        if response.status == 200:
+                            break
+                except aiohttp.ClientConnectionError:
+                    pass
+                await asyncio.sleep(0.1)
+            for _ in range(600):
+                async with client.post(
+                    url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}
+                ) as response:
+                    assert response.status == 200
+            process.terminate()
+            assert await process.wait() == 0
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-def test_workers_end_with_their_parent() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend(slow_stream()).running())
-            words = ("--backend", backend.url, "--workers", "2")
-            process, url, admin = await stack.enter_async_context(proxy_process(*words))
-            await ready(admin)
-            client = await stack.enter_async_context(aiohttp.ClientSession())
-            async with client.get(admin + "/status") as response:
-                pids = [one["pid"] for one in (await response.json())["workers"]]
-            assert len(pids) == 2
-            asked = asyncio.create_task(streamed(client, url))
-            await asyncio.sleep(0.5)
-            process.kill()
-            assert await asked == EVENT + EVENT + DONE
-            async with asyncio.timeout(PATIENCE_S):
-                while any(alive(pid) for pid in pids):  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
-
-    asyncio.run(main())
+async def test_workers_end_with_their_parent() -> None:
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend(slow_stream()).running())
+        words = ("--backend", backend.url, "--workers", "2")
+        process, url, admin = await stack.enter_async_context(proxy_process(*words))
+        await ready(admin)
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        async with client.get(admin + "/status") as response:
+            pids = [one["pid"] for one in (await response.json())["workers"]]
+        assert len(pids) == 2
+        asked = asyncio.create_task(streamed(client, url))
+        await asyncio.sleep(0.5)
+        process.kill()
+        assert await asked == EVENT + EVENT + DONE
+        async with asyncio.timeout(PATIENCE_S):
+            while any(alive(pid) for pid in pids):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
 
 def alive(pid: int) -> bool:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.state.elsewhere import SILENT_S
 from forebay.proxy.security.spending import DAY_S, HOUR_S
 from forebay.proxy.share.exchange import PERIOD_S, PeerExchange
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 ACME = {"authorization": "Bearer key-of-acme-0123456789"}
@@ -39,11 +39,17 @@ USED = 8  # tokens of an answer of a backend, prompt and output; 10 of a stream
 assert json.loads(WHOLE)["usage"]["total_tokens"] == USED
 
 
-def scene_of(tmp_path: Path, scene: Any, *serves: Any, acme: dict[str, Any], **keys: Any) -> None:
+def two_tenants(tmp_path: Path, acme: dict[str, Any]) -> dict[str, Any]:
+    """Keys of two tenants; what acme may use."""
     path = tmp_path / "keys"
     path.write_text("acme: key-of-acme-0123456789\nother: key-of-other-0123456789\n")
-    tenants = {"keys": str(path), "known": {"acme": acme}}
-    on_stage(scene, *serves or (None,), tenants=tenants, **keys)
+    return {"keys": str(path), "known": {"acme": acme}}
+
+
+def scene_of(
+    tmp_path: Path, *serves: Any, acme: dict[str, Any], **keys: Any
+) -> AbstractAsyncContextManager[tuple[Stage, list[RawBackend]]]:
+    return on_stage(*serves or (None,), tenants=two_tenants(tmp_path, acme), **keys)
 
 
 async def ask(
@@ -62,8 +68,10 @@ async def ask(
 
 
 @pytest.mark.parametrize("aliases", [{}, {"nice": "small"}])
-def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) -> None:
+    async with scene_of(tmp_path, acme={"models": ["small"]}, models=aliases) as (on, backends):
+        backends[0].models = {"small": {}, "large": {}}
+        await on.proxy.backends.prober.ask_models(on.proxy.backends.links["b0"])
         for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
             for name in ("small", *aliases):
                 good = {**BODY, "model": name, "input": "x"}
@@ -85,29 +93,21 @@ def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, str]) 
             listed = [one["id"] for one in (await response.json())["data"]]
         assert listed == ["small", *aliases]
 
-    serves = [None]
-    models: dict[str, dict[str, Any]] = {"small": {}, "large": {}}
-    acme = {"models": ["small"]}
-
-    async def with_models(on: Stage, backends: list[RawBackend]) -> None:
-        backends[0].models = models
-        await on.proxy.backends.prober.ask_models(on.proxy.backends.links["b0"])
-        await scene(on, backends)
-
-    scene_of(tmp_path, with_models, *serves, acme=acme, models=aliases)
-
 
 # Requests at once.
 
 
-def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None:
+async def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None:
     free = asyncio.Event()
 
     async def serve(call: Call) -> None:
         await free.wait()
         await by_request(call)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with scene_of(tmp_path, serve, acme={"max_concurrency": 4}, slots=1, buckets=PATIENT) as (
+        on,
+        backends,
+    ):
         tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
         embedding = asyncio.create_task(ask(on, path="/v1/embeddings"))
         await settle()
@@ -127,18 +127,18 @@ def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None:
         text = on.proxy.metrics.text().decode()
         assert 'reason="tenant_concurrency"} 2.0' in text
 
-    scene_of(tmp_path, scene, serve, acme={"max_concurrency": 4}, slots=1, buckets=PATIENT)
-
 
 # Budgets.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_budget_counts_prompt_and_output_as_counted(tmp_path: Path, stream: bool) -> None:
+async def test_a_budget_counts_prompt_and_output_as_counted(tmp_path: Path, stream: bool) -> None:
     body, used = {**BODY, "stream": stream}, 10 if stream else USED
     assert b'"total_tokens":10' in USAGE
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    acme = {"tokens_per_hour": 3 * used, "tokens_per_day": 7 * used}
+    # Two virtual hours have fewer probes so, and the test takes a second.
+    async with scene_of(tmp_path, acme=acme, health={"interval": "60s"}) as (on, _):
         for _ in range(3):
             assert (await ask(on, body=body))[0] == 200
             await asyncio.sleep(60)
@@ -156,13 +156,16 @@ def test_a_budget_counts_prompt_and_output_as_counted(tmp_path: Path, stream: bo
         assert (status, code) == (429, "tenant_quota")
         assert retry_after > DAY_S - 4 * HOUR_S
 
-    acme = {"tokens_per_hour": 3 * used, "tokens_per_day": 7 * used}
-    # Two virtual hours have fewer probes so, and the test takes a second.
-    scene_of(tmp_path, scene, acme=acme, health={"interval": "60s"})
 
+async def test_what_no_backend_answers_costs_nothing_and_what_was_cut_its_prompt(
+    tmp_path: Path,
+) -> None:
+    async def fails(call: Call) -> None:
+        error = {"message": "no", "type": "x", "param": None, "code": "own"}
+        await call.send(answer(400, json.dumps({"error": error}).encode()))
 
-def test_what_no_backend_answers_costs_nothing_and_what_was_cut_its_prompt(tmp_path: Path) -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with scene_of(tmp_path, fails, acme={"tokens_per_hour": 1_000}) as (on, backends):
+
         def spent() -> int:
             return round(on.proxy.app._allowances.spending._windows["acme", HOUR_S].tokens)
 
@@ -185,19 +188,13 @@ def test_what_no_backend_answers_costs_nothing_and_what_was_cut_its_prompt(tmp_p
         assert (await ask(on))[:2] == (503, "no_backend_available")
         assert spent() - before == reserved
 
-    async def fails(call: Call) -> None:
-        error = {"message": "no", "type": "x", "param": None, "code": "own"}
-        await call.send(answer(400, json.dumps({"error": error}).encode()))
 
-    scene_of(tmp_path, scene, fails, acme={"tokens_per_hour": 1_000})
-
-
-def test_observing_counts_and_rejects_nothing_and_a_reload_takes_other_limits(
+async def test_observing_counts_and_rejects_nothing_and_a_reload_takes_other_limits(
     tmp_path: Path,
 ) -> None:
     acme: dict[str, Any] = {"tokens_per_hour": 1, "max_concurrency": 1, "models": ["small"]}
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with scene_of(tmp_path, acme=acme, mode="observe") as (on, _):
         assert {one[0] for one in await asyncio.gather(*(ask(on) for _ in range(5)))} == {200}
         assert (await ask(on, body={**BODY, "model": "large"}))[0] == 404  # that is no load
         config = on.proxy.reloader.config
@@ -208,8 +205,6 @@ def test_observing_counts_and_rejects_nothing_and_a_reload_takes_other_limits(
         on.proxy.app.reconfigure(config.model_copy(update={"mode": "shape", "tenants": without}))
         assert {one[0] for one in await asyncio.gather(*(ask(on) for _ in range(5)))} == {200}
         assert not on.proxy.driver.shaper.peering.recent_use.running
-
-    scene_of(tmp_path, scene, acme=acme, mode="observe")
 
 
 # Several proxies.
@@ -230,39 +225,33 @@ class Wire:
         raise NotImplementedError
 
 
-Pair = Callable[[Stage, Stage, list["asyncio.Task[None]"]], Awaitable[None]]
-
-
-def on_two(tmp_path: Path, scene: Pair, serve: Any = None, **acme: Any) -> None:
+@asynccontextmanager
+async def on_two(
+    tmp_path: Path, serve: Any = by_request, **acme: Any
+) -> AsyncIterator[tuple[Stage, Stage, list["asyncio.Task[None]"]]]:
     """Two proxies that share one backend and tell each other their load."""
-    path = tmp_path / "keys"
-    path.write_text("acme: key-of-acme-0123456789\nother: key-of-other-0123456789\n")
-    keys: dict[str, Any] = {"tenants": {"keys": str(path), "known": {"acme": acme}}}
-
-    async def main() -> None:
-        async with (
-            RawBackend(serve or by_request).running() as backend,
-            stage([backend.url], **keys) as one,
-            stage([backend.url], **keys) as two,
-        ):
-            wires = Wire(), Wire()
-            ends = [
-                PeerExchange(on.proxy.driver, [wire], Said())
-                for on, wire in zip((one, two), wires, strict=True)
-            ]
-            wires[0].heard, wires[1].heard = ends[1].heard, ends[0].heard
-            tasks = [asyncio.create_task(end.run()) for end in ends]
-            await asyncio.sleep(REPORTED_S)
-            await scene(one, two, tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    run(main())
+    tenants = two_tenants(tmp_path, acme)
+    async with (
+        RawBackend(serve).running() as backend,
+        stage([backend.url], tenants=tenants) as one,
+        stage([backend.url], tenants=tenants) as two,
+    ):
+        wires = Wire(), Wire()
+        ends = [
+            PeerExchange(on.proxy.driver, [wire], Said())
+            for on, wire in zip((one, two), wires, strict=True)
+        ]
+        wires[0].heard, wires[1].heard = ends[1].heard, ends[0].heard
+        tasks = [asyncio.create_task(end.run()) for end in ends]
+        await asyncio.sleep(REPORTED_S)
+        yield one, two, tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_requests_at_once_count_at_all_proxies(tmp_path: Path) -> None:
-    async def scene(one: Stage, two: Stage, exchange: list["asyncio.Task[None]"]) -> None:
+async def test_requests_at_once_count_at_all_proxies(tmp_path: Path) -> None:
+    async with on_two(tmp_path, silent, max_concurrency=3) as (one, two, exchange):
         clients = [asyncio.create_task(ask(on)) for on in (one, two, two)]
         await asyncio.sleep(REPORTED_S)
         for on in (one, two):
@@ -287,11 +276,9 @@ def test_requests_at_once_count_at_all_proxies(tmp_path: Path) -> None:
             client.cancel()
         await settle()
 
-    on_two(tmp_path, scene, silent, max_concurrency=3)
 
-
-def test_a_budget_counts_at_all_proxies_and_ends_at_one_time(tmp_path: Path) -> None:
-    async def scene(one: Stage, two: Stage, _: object) -> None:
+async def test_a_budget_counts_at_all_proxies_and_ends_at_one_time(tmp_path: Path) -> None:
+    async with on_two(tmp_path, tokens_per_hour=3 * USED) as (one, two, _):
         for on in (one, two, one):
             assert (await ask(on))[0] == 200
             await asyncio.sleep(60)
@@ -302,13 +289,11 @@ def test_a_budget_counts_at_all_proxies_and_ends_at_one_time(tmp_path: Path) -> 
         await asyncio.sleep(answers[0][2] + 1.0)
         assert [(await ask(on))[0] for on in (two, one)] == [200, 200]  # another hour
 
-    on_two(tmp_path, scene, tokens_per_hour=3 * USED)
 
-
-def test_estimates_are_corrected_at_all_proxies(tmp_path: Path) -> None:
+async def test_estimates_are_corrected_at_all_proxies(tmp_path: Path) -> None:
     """A long prompt that the server counts as short leaves the rest of the budget to all."""
 
-    async def scene(one: Stage, two: Stage, _: object) -> None:
+    async with on_two(tmp_path, tokens_per_hour=5_000) as (one, two, _):
         body = {**BODY, "prompt": "word " * 2_000}
         for on in (one, two) * 3:
             assert (await ask(on, body=body))[0] == 200
@@ -317,8 +302,6 @@ def test_estimates_are_corrected_at_all_proxies(tmp_path: Path) -> None:
             on.proxy.app._allowances.spending._windows["acme", HOUR_S].tokens for on in (one, two)
         ]
         assert spent == [6 * USED, 6 * USED]
-
-    on_two(tmp_path, scene, tokens_per_hour=5_000)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from proxy_stage import RawBackend, Stage, answer, settle, stage, whole
+from proxy_stage import RawBackend, Stage, answer, on_stage, stage, whole
 from said import Said
 
 from forebay.proxy.api.cache_salt import CacheSalts
@@ -23,7 +24,6 @@ from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
 from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.proxy.telemetry.metrics.tenant_labels import TenantLabels
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 ONE = {"backends": [{"url": "http://127.0.0.1:8001"}]}
@@ -323,21 +323,12 @@ class TestReload:
             Security(load_config(None, ONE, {}), {"FOREBAY_CACHE_SECRET": "canary"})
 
 
-Scene = Callable[[Stage, RawBackend], Awaitable[None]]
-
-
-def on_stage(scene: Scene, tmp_path: Path, serve: Any = whole, **keys: Any) -> None:
-    async def main() -> None:
-        tenants = {"keys": str(key_file(tmp_path)), **keys.pop("tenants", {})}
-        async with (
-            RawBackend(serve).running() as backend,
-            stage([backend.url], tenants=tenants, **keys) as on,
-        ):
-            await scene(on, backend)
-            await settle()
-            on.assert_nothing_held()
-
-    run(main())
+@asynccontextmanager
+async def with_keys(tmp_path: Path, **keys: Any) -> AsyncIterator[tuple[Stage, RawBackend]]:
+    """A proxy that asks for keys, and its backend."""
+    tenants = {"keys": str(key_file(tmp_path))}
+    async with on_stage(whole, tenants=tenants, **keys) as (on, (backend,)):
+        yield on, backend
 
 
 class TestOverHttp:
@@ -347,8 +338,8 @@ class TestOverHttp:
          f"Bearer {ACME} {ACME}"],
     )  # fmt: skip
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
-    def test_wrong_keys(self, authorization: str | None, path: str, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_wrong_keys(self, authorization: str | None, path: str, tmp_path: Path) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             headers = {} if authorization is None else {"authorization": authorization}
             async with on.post(path=path, headers=headers) as response:
                 assert response.status == 401
@@ -362,11 +353,11 @@ class TestOverHttp:
                 )
             assert not backend.calls
 
-        on_stage(scene, tmp_path)
-
     @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-    def test_right_keys_name_tenants_and_go_no_further(self, scheme: str, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_right_keys_name_tenants_and_go_no_further(
+        self, scheme: str, tmp_path: Path
+    ) -> None:
+        async with with_keys(tmp_path, upstream_api_key="upstream-key") as (on, backend):
             seen = decisions(on)
             for key in (ACME, ACME2, BOLT):
                 async with on.post(headers={"authorization": f"{scheme} {key}"}) as response:
@@ -378,8 +369,6 @@ class TestOverHttp:
             assert len(heads) == 4
             assert all("authorization: bearer upstream-key\r\n" in head for head in heads)
             assert not any(key in head for head in heads for key in (ACME, ACME2, BOLT))
-
-        on_stage(scene, tmp_path, upstream_api_key="upstream-key")
 
     @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/embeddings"])
     @pytest.mark.parametrize(
@@ -394,12 +383,12 @@ class TestOverHttp:
             {"x-api-key": "another", "api-key": ACME},
         ],
     )
-    def test_a_key_counts_wherever_an_api_puts_it(
+    async def test_a_key_counts_wherever_an_api_puts_it(
         self, headers: dict[str, str], path: str, tmp_path: Path
     ) -> None:
         body = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]}
 
-        async def scene(on: Stage, backend: RawBackend) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             seen = decisions(on)
             async with on.post(body, path=path, headers=headers) as response:
                 assert response.status == 200
@@ -408,11 +397,11 @@ class TestOverHttp:
             for key in (ACME, BOLT, "another"):
                 assert key not in call.head
 
-        on_stage(scene, tmp_path)
-
     @pytest.mark.parametrize("header", ["x-api-key", "api-key"])
-    def test_the_401_names_each_header_that_is_read(self, header: str, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_the_401_names_each_header_that_is_read(
+        self, header: str, tmp_path: Path
+    ) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             async with on.post(headers={header: f"{ACME}x"}) as response:
                 assert response.status == 401
                 message = (await response.json())["error"]["message"]
@@ -421,30 +410,26 @@ class TestOverHttp:
             )
             assert not backend.calls
 
-        on_stage(scene, tmp_path)
-
-    def test_without_a_key_of_its_own_the_backend_gets_none(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_without_a_key_of_its_own_the_backend_gets_none(self, tmp_path: Path) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             async with on.post(**with_key(ACME)) as response:
                 assert response.status == 200
             async with on.client.get(on.url + "/v1/models", **with_key(ACME)) as response:
                 assert response.status == 200
             assert not any("authorization" in call.head.lower() for call in backend.calls)
 
-        on_stage(scene, tmp_path)
-
-    def test_health_needs_no_key_and_unknown_paths_say_nothing_new(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_health_needs_no_key_and_unknown_paths_say_nothing_new(
+        self, tmp_path: Path
+    ) -> None:
+        async with with_keys(tmp_path) as (on, _):
             for path, status in (("/health", 200), ("/metrics", 404), ("/v1/models", 401)):
                 async with on.client.get(on.url + path) as response:
                     assert response.status == status
 
-        on_stage(scene, tmp_path)
-
-    def test_refused_before_the_body_is_read(self, tmp_path: Path) -> None:
+    async def test_refused_before_the_body_is_read(self, tmp_path: Path) -> None:
         """The client has sent no byte of the body, and got no `100 Continue`."""
 
-        async def scene(on: Stage, backend: RawBackend) -> None:
+        async with with_keys(tmp_path) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(
@@ -457,16 +442,14 @@ class TestOverHttp:
             assert b"100 Continue" not in head + await reader.read()  # until it is closed
             writer.close()
 
-        on_stage(scene, tmp_path)
-
     @pytest.mark.parametrize("failures", [0, 30])
     @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings"])
-    def test_a_connection_lives_on_after_a_refusal_only_if_the_body_was_there(
+    async def test_a_connection_lives_on_after_a_refusal_only_if_the_body_was_there(
         self, path: bytes, failures: int, tmp_path: Path
     ) -> None:
         """The rest of an unread body could be taken for a request."""
 
-        async def scene(on: Stage, backend: RawBackend) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             for _ in range(failures):
                 async with on.post(**with_key("nobody")):
                     pass
@@ -488,10 +471,8 @@ class TestOverHttp:
                 writer.close()
             assert not backend.calls
 
-        on_stage(scene, tmp_path)
-
-    def test_a_key_that_is_not_ascii_or_given_twice_is_no_http(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_a_key_that_is_not_ascii_or_given_twice_is_no_http(self, tmp_path: Path) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             twice = [("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {BOLT}")]
             for headers in ([("authorization", "Bearer ÿ")], twice):
                 async with on.client.post(
@@ -501,14 +482,12 @@ class TestOverHttp:
                     assert (await response.json())["error"]["code"] == "bad_http"
             assert not backend.calls
 
-        on_stage(scene, tmp_path)
-
-    def test_a_preflight_has_no_key_and_a_refusal_can_be_read_by_the_page(
+    async def test_a_preflight_has_no_key_and_a_refusal_can_be_read_by_the_page(
         self, tmp_path: Path
     ) -> None:
         origin = {"origin": "https://chat.example"}
 
-        async def scene(on: Stage, backend: RawBackend) -> None:
+        async with with_keys(tmp_path, cors_origins=["https://chat.example"]) as (on, _):
             for path in ("/v1/completions", "/v1/models"):
                 async with on.client.options(
                     on.url + path, headers={**origin, "access-control-request-method": "POST"}
@@ -519,10 +498,8 @@ class TestOverHttp:
                 assert response.status == 401
                 assert response.headers["access-control-allow-origin"] == origin["origin"]
 
-        on_stage(scene, tmp_path, cors_origins=["https://chat.example"])
-
-    def test_answers_are_counted_by_tenant(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_answers_are_counted_by_tenant(self, tmp_path: Path) -> None:
+        async with with_keys(tmp_path) as (on, _):
             for key in (ACME, ACME2, BOLT, "nobody"):
                 async with on.post(**with_key(key)):
                     pass
@@ -537,10 +514,10 @@ class TestOverHttp:
                 line = f'requests_total{{status="{status}",tenant="{tenant}"}} {count}.0'
                 assert f"forebay_tenant_{line}" in text
 
-        on_stage(scene, tmp_path)
-
-    def test_the_length_of_a_prompt_is_taken_from_its_tenants_texts(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_the_length_of_a_prompt_is_taken_from_its_tenants_texts(
+        self, tmp_path: Path
+    ) -> None:
+        async with with_keys(tmp_path) as (on, _):
             seen = decisions(on)
             for _ in range(100):
                 on.proxy.app._estimate.learn(32_768, 16_384, "acme")
@@ -549,10 +526,10 @@ class TestOverHttp:
                     assert response.status == 200
             assert [request.prompt_tokens for request in seen] == [1000, 2000]
 
-        on_stage(scene, tmp_path)
-
-    def test_a_flood_of_wrong_keys_gets_429_and_right_ones_still_pass(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_a_flood_of_wrong_keys_gets_429_and_right_ones_still_pass(
+        self, tmp_path: Path
+    ) -> None:
+        async with with_keys(tmp_path) as (on, _):
             statuses = []
             for _ in range(40):
                 async with on.post(**with_key("nobody")) as response:
@@ -567,10 +544,8 @@ class TestOverHttp:
             async with on.post(**with_key(ACME)) as response:
                 assert response.status == 200
 
-        on_stage(scene, tmp_path)
-
-    def test_keys_change_while_it_runs(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_keys_change_while_it_runs(self, tmp_path: Path) -> None:
+        async with with_keys(tmp_path) as (on, _):
             key_file(tmp_path, "new: sk-brand-new-key-0001\n")
             await asyncio.sleep(3 * WATCH_S)
             for key, status in ((ACME, 401), ("sk-brand-new-key-0001", 200)):
@@ -579,9 +554,7 @@ class TestOverHttp:
             assert any("1 API keys of 1 tenants" in line for line in on.said)
             assert not any("sk-" in line for line in on.said)
 
-        on_stage(scene, tmp_path)
-
-    def test_service_classes(self, tmp_path: Path) -> None:
+    async def test_service_classes(self, tmp_path: Path) -> None:
         cases: list[tuple[dict[str, Any], dict[str, str], str | int]] = [
             ({}, {}, "standard"),
             ({"priority": 0}, {}, "standard"),
@@ -595,7 +568,7 @@ class TestOverHttp:
             ({}, {"x-forebay-class": ""}, 400),
         ]
 
-        async def scene(on: Stage, backend: RawBackend) -> None:
+        async with with_keys(tmp_path) as (on, backend):
             seen = decisions(on)
             for fields, headers, wanted in cases:
                 body = {"prompt": "x", **fields}
@@ -613,23 +586,18 @@ class TestOverHttp:
                         assert {**sent, "cache_salt": 0} == {**body, **own, "cache_salt": 0}
             assert not seen
 
-        on_stage(scene, tmp_path)
 
-
-def test_without_keys_the_clients_authorization_is_the_backends_to_check() -> None:
+async def test_without_keys_the_clients_authorization_is_the_backends_to_check() -> None:
     async def refuses(call: Any) -> None:
         await call.send(answer(401, b'{"error":"Unauthorized"}'))
 
-    async def main() -> None:
-        async with RawBackend(refuses).running() as backend, stage([backend.url]) as on:
-            async with on.post(**with_key("theirs")) as response:
-                assert (response.status, await response.read()) == (
-                    401,
-                    b'{"error":"Unauthorized"}',
-                )
-            assert "Bearer theirs" in backend.calls[0].head
-
-    run(main())
+    async with RawBackend(refuses).running() as backend, stage([backend.url]) as on:
+        async with on.post(**with_key("theirs")) as response:
+            assert (response.status, await response.read()) == (
+                401,
+                b'{"error":"Unauthorized"}',
+            )
+        assert "Bearer theirs" in backend.calls[0].head
 
 
 def test_tenants_as_labels_are_few_and_stay_what_they_are() -> None:

@@ -273,27 +273,24 @@ class TestSideChannel:
         assert min(spy.cached["asked before"]) > 7_000
         assert ks_p(spy.ttft_s["asked before"], spy.ttft_s["new"]) < 0.001
 
-    def test_the_backend_gets_the_salt_of_the_tenant(self) -> None:
-        async def main() -> None:
-            async with (
-                RawBackend().running() as backend,
-                stage([backend.url], tenants=TENANTS) as on,
-            ):
-                for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
-                    for key in ("key-of-victim", "key-of-spy"):
-                        body = {"prompt": "x", "cache_salt": "guess"}
-                        headers = {"authorization": f"Bearer {key}"}
-                        async with on.post(body, path=path, headers=headers) as response:
-                            assert response.status == 200
-                            assert "x-forebay-salt" not in response.headers
-                salts = on.proxy.security.salts
-                assert salts is not None
-                wanted = [salts.salt(t, "guess") for t in ("victim", "spy")]
-                assert [json.loads(call.body)["cache_salt"] for call in backend.calls] == [
-                    *wanted, *wanted, "guess", "guess",
-                ]  # fmt: skip
-
-        run(main())
+    async def test_the_backend_gets_the_salt_of_the_tenant(self) -> None:
+        async with (
+            RawBackend().running() as backend,
+            stage([backend.url], tenants=TENANTS) as on,
+        ):
+            for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
+                for key in ("key-of-victim", "key-of-spy"):
+                    body = {"prompt": "x", "cache_salt": "guess"}
+                    headers = {"authorization": f"Bearer {key}"}
+                    async with on.post(body, path=path, headers=headers) as response:
+                        assert response.status == 200
+                        assert "x-forebay-salt" not in response.headers
+            salts = on.proxy.security.salts
+            assert salts is not None
+            wanted = [salts.salt(t, "guess") for t in ("victim", "spy")]
+            assert [json.loads(call.body)["cache_salt"] for call in backend.calls] == [
+                *wanted, *wanted, "guess", "guess",
+            ]  # fmt: skip
 
 
 def test_ks_p_against_known_values() -> None:
@@ -353,28 +350,25 @@ def test_without_a_document_the_version_says_it() -> None:
     ],
     ids=["old", "new", "old version", "nothing said"],
 )
-def test_a_server_that_drops_salts_is_named_and_its_cache_is_shared(
+async def test_a_server_that_drops_salts_is_named_and_its_cache_is_shared(
     document: bytes | None, version: bytes | None, drops: bool, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(
-                RawBackend(openapi=document, version=version).running()
-            )
-            tenants = {"keys": str(keys)}
-            on = await stack.enter_async_context(stage([backend.url], tenants=tenants))
-            facts = json.loads(await (await on.client.get(on.proxy.admin_url + "/backends")).read())
-            assert facts[0]["ignores_salt"] == (["/v1/messages"] if drops else [])
-            assert on.proxy.backends.salts.ignored == ({"/v1/messages"} if drops else frozenset())
-            lines = [line for line in on.said if "drops cache_salt" in line]
-            assert len(lines) == drops
-            status = Scene({"backends": []}, facts)
-            assert [found[0] for found in isolation(status)] == (["error"] if drops else [])
-
-    run(main())
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(
+            RawBackend(openapi=document, version=version).running()
+        )
+        tenants = {"keys": str(keys)}
+        on = await stack.enter_async_context(stage([backend.url], tenants=tenants))
+        facts = json.loads(await (await on.client.get(on.proxy.admin_url + "/backends")).read())
+        assert facts[0]["ignores_salt"] == (["/v1/messages"] if drops else [])
+        assert on.proxy.backends.salts.ignored == ({"/v1/messages"} if drops else frozenset())
+        lines = [line for line in on.said if "drops cache_salt" in line]
+        assert len(lines) == drops
+        status = Scene({"backends": []}, facts)
+        assert [found[0] for found in isolation(status)] == (["error"] if drops else [])
 
 
 def test_the_index_of_a_path_that_drops_salts_is_one_for_all_tenants() -> None:

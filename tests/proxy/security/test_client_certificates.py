@@ -2,7 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,13 @@ import aiohttp
 import pytest
 import trustme
 from certificates import CA, trusting, write
-from proxy_stage import RawBackend, Stage, error_of, settle, stage
+from proxy_stage import RawBackend, Stage, error_of, on_stage
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, Handshake, PublicContext
 from forebay.proxy.identity.certificates import CertificateTenants
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 CLIENTS, STRANGERS = trustme.CA(), trustme.CA()
@@ -36,23 +36,14 @@ def holding(*names: str, by: trustme.CA = CLIENTS, **options: Any) -> ssl.SSLCon
     return context
 
 
-def on_mutual_tls(
-    scene: Callable[[Stage, RawBackend], Awaitable[None]], folder: Path, **tenants: Any
-) -> None:
+@asynccontextmanager
+async def on_mutual_tls(folder: Path, **tenants: Any) -> AsyncIterator[tuple[Stage, RawBackend]]:
+    """A proxy that asks for certificates, and its backend."""
     tls = write(folder, CA.issue_cert("127.0.0.1"))
     CLIENTS.cert_pem.write_to_path(folder / "clients.pem")
     section = {"client_ca": str(folder / "clients.pem"), "known": KNOWN, **tenants}
-
-    async def main() -> None:
-        async with (
-            RawBackend().running() as backend,
-            stage([backend.url], tls=tls, tenants=section) as on,
-        ):
-            await scene(on, backend)
-            await settle()
-            on.assert_nothing_held()
-
-    run(main())
+    async with on_stage(None, tls=tls, tenants=section) as (on, (backend,)):
+        yield on, backend
 
 
 async def ask(on: Stage, context: ssl.SSLContext, **headers: str) -> int | str:
@@ -86,31 +77,27 @@ def served(on: Stage, tenant: str) -> bool:
         (["acme", "bolt.example.com"], None, None),  # names of two tenants
     ],
 )
-def test_a_name_in_the_certificate_names_the_tenant(
+async def test_a_name_in_the_certificate_names_the_tenant(
     names: list[str], common_name: str | None, tenant: str | None, tmp_path: Path
 ) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+    async with on_mutual_tls(tmp_path) as (on, backend):
         context = holding(*names, common_name=common_name)
         assert await ask(on, context) == (200 if tenant else 401)
         assert len(backend.calls) == (1 if tenant else 0)
         tenants = [name for name in ("acme", "bolt") if served(on, name)]
         assert tenants == ([tenant] if tenant else [])
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_caches_of_tenants_are_apart(tmp_path: Path) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+async def test_caches_of_tenants_are_apart(tmp_path: Path) -> None:
+    async with on_mutual_tls(tmp_path) as (on, backend):
         for name in ("acme", "bolt.example.com"):
             assert await ask(on, holding(name)) == 200
         assert all(b'"cache_salt"' in call.body for call in backend.calls)
         assert len({call.body for call in backend.calls}) == 2
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_without_a_certificate_there_is_401_and_health_checks_pass(tmp_path: Path) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+async def test_without_a_certificate_there_is_401_and_health_checks_pass(tmp_path: Path) -> None:
+    async with on_mutual_tls(tmp_path) as (on, backend):
         async with on.post(ssl=trusting()) as response:
             assert response.status == 401
             assert response.headers["connection"] == "close"
@@ -120,8 +107,6 @@ def test_without_a_certificate_there_is_401_and_health_checks_pass(tmp_path: Pat
         async with on.client.get(on.url + "/health", ssl=trusting()) as response:
             assert response.status == 200
         assert not backend.calls
-
-    on_mutual_tls(scene, tmp_path)
 
 
 def old(days: float) -> datetime:
@@ -136,10 +121,10 @@ def old(days: float) -> datetime:
         (lambda: holding("acme", not_before=old(-1)), "certificate is not yet valid"),
     ],
 )
-def test_a_bad_certificate_ends_the_handshake_and_is_said_once_a_minute(
+async def test_a_bad_certificate_ends_the_handshake_and_is_said_once_a_minute(
     context: Callable[[], ssl.SSLContext], why: str, tmp_path: Path
 ) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+    async with on_mutual_tls(tmp_path) as (on, backend):
         for _ in range(3):
             assert await ask(on, context()) not in (200, 401)
         assert not backend.calls
@@ -147,8 +132,6 @@ def test_a_bad_certificate_ends_the_handshake_and_is_said_once_a_minute(
         assert lines == [f"a client certificate was refused: {why}"]
         assert LogEvent.BAD_CERTIFICATE in [event for event, *_ in on.said.events]
         assert await ask(on, holding("acme")) == 200  # others are served
-
-    on_mutual_tls(scene, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +142,7 @@ def test_a_bad_certificate_ends_the_handshake_and_is_said_once_a_minute(
         (lambda: trusting(maximum_version=ssl.TLSVersion.TLSv1_2), "PROTOCOL_VERSION"),
     ],
 )
-def test_a_client_is_told_why_its_handshake_failed(
+async def test_a_client_is_told_why_its_handshake_failed(
     context: Callable[[], ssl.SSLContext], alert: str, tmp_path: Path
 ) -> None:
     async def connect(on: Stage) -> None:
@@ -167,18 +150,16 @@ def test_a_client_is_told_why_its_handshake_failed(
         reader, _ = await asyncio.open_connection(host, int(port), ssl=context())
         await reader.read()  # with TLS 1.3 a client is told after its own part of the handshake
 
-    async def scene(on: Stage, backend: RawBackend) -> None:
+    async with on_mutual_tls(tmp_path) as (on, backend):
         with pytest.raises(ssl.SSLError) as failed:
             await connect(on)
         assert "ALERT" in str(failed.value.reason)
         assert alert in str(failed.value.reason)
         assert not backend.calls
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_a_client_that_stays_after_an_alert_is_cut_off(tmp_path: Path) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+async def test_a_client_that_stays_after_an_alert_is_cut_off(tmp_path: Path) -> None:
+    async with on_mutual_tls(tmp_path) as (on, _):
         host, port = on.url.removeprefix("https://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00")  # no ClientHello
@@ -187,10 +168,8 @@ def test_a_client_that_stays_after_an_alert_is_cut_off(tmp_path: Path) -> None:
         assert asyncio.get_running_loop().time() - began <= HANDSHAKE_S + 1
         writer.close()
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_a_certificate_for_servers_is_none_for_clients(tmp_path: Path) -> None:
+async def test_a_certificate_for_servers_is_none_for_clients(tmp_path: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -216,20 +195,18 @@ def test_a_certificate_for_servers_is_none_for_clients(tmp_path: Path) -> None:
         + made.public_bytes(Encoding.PEM)
     )
 
-    async def scene(on: Stage, backend: RawBackend) -> None:
+    async with on_mutual_tls(tmp_path) as (on, backend):
         context = trusting()
         context.load_cert_chain(pem)
         assert await ask(on, context) not in (200, 401)
         assert not backend.calls
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_keys_count_beside_certificates_and_before_them(tmp_path: Path) -> None:
+async def test_keys_count_beside_certificates_and_before_them(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"lab: {API_KEY}\n")
 
-    async def scene(on: Stage, backend: RawBackend) -> None:
+    async with on_mutual_tls(tmp_path, keys=str(keys)) as (on, _):
         key = {"authorization": f"Bearer {API_KEY}"}
         assert await ask(on, trusting(), **key) == 200
         assert served(on, "lab")
@@ -244,8 +221,6 @@ def test_keys_count_beside_certificates_and_before_them(tmp_path: Path) -> None:
         after = on.proxy.metrics.text().decode()
         line = 'forebay_tenant_requests_total{status="200",tenant="lab"} '
         assert (line + "1.0" in before, line + "2.0" in after) == (True, True)
-
-    on_mutual_tls(scene, tmp_path, keys=str(keys))
 
 
 class Verified(Handshake):
@@ -280,11 +255,11 @@ def test_a_connection_outlives_neither_its_certificate_nor_its_authority() -> No
     assert both.tenant(None) is None  # plain HTTP
 
 
-def test_authorities_change_while_clients_ask(tmp_path: Path) -> None:
+async def test_authorities_change_while_clients_ask(tmp_path: Path) -> None:
     """Another authority is added, then the first one is removed, and all in one keep-alive."""
     file = tmp_path / "clients.pem"
 
-    async def scene(on: Stage, backend: RawBackend) -> None:
+    async with on_mutual_tls(tmp_path) as (on, _):
         first, second = holding("acme"), holding("acme", by=STRANGERS)
         assert await ask(on, first) == 200
         assert await ask(on, second) not in (200, 401)
@@ -308,11 +283,9 @@ def test_authorities_change_while_clients_ask(tmp_path: Path) -> None:
         assert await ask(on, first) != 200
         assert await ask(on, first) != 200
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_tenants_that_are_removed_lose_their_certificates_at_once(tmp_path: Path) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+async def test_tenants_that_are_removed_lose_their_certificates_at_once(tmp_path: Path) -> None:
+    async with on_mutual_tls(tmp_path) as (on, _):
         context = holding("acme")
         assert await ask(on, context) == 200
         config = on.proxy.reloader.config
@@ -321,11 +294,9 @@ def test_tenants_that_are_removed_lose_their_certificates_at_once(tmp_path: Path
         on.proxy.security.reload(config.model_copy(update={"tenants": tenants}))
         assert await ask(on, context) == 401
 
-    on_mutual_tls(scene, tmp_path)
 
-
-def test_old_versions_of_tls_cannot_resume_a_session(tmp_path: Path) -> None:
-    async def scene(on: Stage, backend: RawBackend) -> None:
+async def test_old_versions_of_tls_cannot_resume_a_session(tmp_path: Path) -> None:
+    async with on_mutual_tls(tmp_path) as (on, _):
         context = holding("acme")
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         assert await ask(on, context) not in (200, 401)
@@ -336,8 +307,6 @@ def test_old_versions_of_tls_cannot_resume_a_session(tmp_path: Path) -> None:
         assert not writer.get_extra_info("ssl_object").session.has_ticket
         writer.close()
         await writer.wait_closed()
-
-    on_mutual_tls(scene, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, error_of, on_stage, settle
+from proxy_stage import error_of, on_stage, settle
 from said import Said
 
 from forebay.proxy.config.schema import Config
@@ -20,7 +20,6 @@ from forebay.proxy.identity.jwks import FETCH_EVERY_S, MOST_BYTES, RETRY_S, KeyS
 from forebay.proxy.identity.jwt_tokens import MOST_KNOWN, JwtVerifier
 from forebay.proxy.security.guards import Security
 from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 jwt = pytest.importorskip("jwt")
@@ -231,28 +230,26 @@ def test_without_the_library_one_line_says_how_to_get_it(
         Security(made(tmp_path / "none"), {})
 
 
-def test_a_url_is_read_and_a_server_that_is_not_there_is_said() -> None:
+@pytest.mark.real_time
+async def test_a_url_is_read_and_a_server_that_is_not_there_is_said() -> None:
     """In real time and over sockets: a thread reads."""
 
-    async def main() -> None:
-        said, keys = Said(), KeySet()
+    said, keys = Said(), KeySet()
 
-        async def provider(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            body = jwks("rsa1").encode()
-            writer.write(b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            writer.close()
+    async def provider(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = jwks("rsa1").encode()
+        writer.write(b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
 
-        async with await asyncio.start_server(provider, "127.0.0.1") as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/jwks"
-            keys.follow(url)
-            await keys.refresh(said)
-        assert [key.key_id for key in keys.keys] == ["rsa1"]
+    async with await asyncio.start_server(provider, "127.0.0.1") as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/jwks"
+        keys.follow(url)
         await keys.refresh(said)
-        assert len(keys.keys) == 1
-        assert "Connection refused" in said[0]
-
-    asyncio.run(main())
+    assert [key.key_id for key in keys.keys] == ["rsa1"]
+    await keys.refresh(said)
+    assert len(keys.keys) == 1
+    assert "Connection refused" in said[0]
 
 
 def test_a_file_rotates_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
@@ -279,61 +276,59 @@ def test_a_file_rotates_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     assert said[-1] == "using the new keys and certificate; 1 keys for tokens"
 
 
-def test_a_url_is_asked_for_unknown_keys_and_kept_when_it_fails() -> None:
+async def test_a_url_is_asked_for_unknown_keys_and_kept_when_it_fails() -> None:
     answers: list[Any] = [jwks("rsa1")]
     asked: list[float] = []
 
-    async def main() -> None:
-        loop, said = asyncio.get_running_loop(), Said()
+    loop, said = asyncio.get_running_loop(), Said()
 
-        async def fetch(url: str) -> bytes:
-            asked.append(loop.time())
-            answer = answers[0]
-            if isinstance(answer, Exception):
-                raise answer
-            return bytes(answer.encode())
+    async def fetch(url: str) -> bytes:
+        asked.append(loop.time())
+        answer = answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer.encode())
 
-        keys = KeySet()
-        keys.follow("https://id.example.com/jwks")
-        await keys.refresh(said, fetch)
-        known = JwtVerifier(CONFIG, keys)
-        keeping = asyncio.create_task(keys.keep_fresh(said, fetch))
+    keys = KeySet()
+    keys.follow("https://id.example.com/jwks")
+    await keys.refresh(said, fetch)
+    known = JwtVerifier(CONFIG, keys)
+    keeping = asyncio.create_task(keys.keep_fresh(said, fetch))
+    assert known.tenant(token("rsa1")) == "acme"
+    answers[0] = jwks("rsa1", "rsa2")
+    for _ in range(50):  # however many come
+        assert known.tenant(token("rsa2")) is None
+    await asyncio.sleep(RETRY_S + 1)
+    assert (known.tenant(token("rsa2")), len(asked)) == ("acme", 2)
+    await asyncio.sleep(FETCH_EVERY_S + 1)
+    assert len(asked) == 3
+    for failure in (OSError("refused"), "{}"):
+        answers[0] = failure
+        await asyncio.sleep(3 * FETCH_EVERY_S)
         assert known.tenant(token("rsa1")) == "acme"
-        answers[0] = jwks("rsa1", "rsa2")
-        for _ in range(50):  # however many come
-            assert known.tenant(token("rsa2")) is None
-        await asyncio.sleep(RETRY_S + 1)
-        assert (known.tenant(token("rsa2")), len(asked)) == ("acme", 2)
-        await asyncio.sleep(FETCH_EVERY_S + 1)
-        assert len(asked) == 3
-        for failure in (OSError("refused"), "{}"):
-            answers[0] = failure
-            await asyncio.sleep(3 * FETCH_EVERY_S)
-            assert known.tenant(token("rsa1")) == "acme"
-        events = [event for event, *_ in said.events]
-        assert events == [LogEvent.JWKS_UNREACHABLE] * 2  # one for each reason
-        assert "cannot read https://id.example.com/jwks (refused)" in said[0]
-        answers[0] = jwks("rsa2")
-        keys.follow("https://id.example.com/other")
-        await asyncio.sleep(0.1)
-        assert known.tenant(token("rsa1")) is None  # at once
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-
-    run(main())
+    events = [event for event, *_ in said.events]
+    assert events == [LogEvent.JWKS_UNREACHABLE] * 2  # one for each reason
+    assert "cannot read https://id.example.com/jwks (refused)" in said[0]
+    answers[0] = jwks("rsa2")
+    keys.follow("https://id.example.com/other")
+    await asyncio.sleep(0.1)
+    assert known.tenant(token("rsa1")) is None  # at once
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
 
 
 # Over HTTP.
 
 
-def test_tokens_and_keys_side_by_side_and_at_a_reload(tmp_path: Path) -> None:
+async def test_tokens_and_keys_side_by_side_and_at_a_reload(tmp_path: Path) -> None:
     keys, file = tmp_path / "keys", tmp_path / "jwks.json"
     keys.write_text(f"acme: {API_KEY}\n")
     file.write_text(jwks("rsa1"))
     section = {"jwks": str(file), "audience": AUDIENCE, "issuer": ISSUER}
     tenants: dict[str, Any] = {"keys": str(keys), "jwt": section}
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, tenants=tenants) as (on, backends):
+
         async def ask(key: str, header: str = "authorization") -> tuple[int, str]:
             value = f"Bearer {key}" if header == "authorization" else key
             async with on.post(headers={header: value}) as response:
@@ -353,5 +348,3 @@ def test_tokens_and_keys_side_by_side_and_at_a_reload(tmp_path: Path) -> None:
         on.proxy.security.reload(on.proxy.reloader.config)  # at the same moment
         assert await asyncio.gather(*asking) == [(200, "")] * 20
         await settle()
-
-    on_stage(scene, None, tenants=tenants)

@@ -13,7 +13,6 @@ from proxy_stage import (
     USAGE,
     Call,
     RawBackend,
-    Stage,
     by_request,
     chunk,
     on_stage,
@@ -25,17 +24,17 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client.client import Origin
-from forebay.replay.clock.virtual_loop import run
 
 KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
 
 
-def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
+async def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, tenants={"keys": str(keys), "known": known}) as (on, _):
+
         async def ask(tenant: str, path: str, body: object) -> int:
             key = {"authorization": f"Bearer key-of-{tenant}-0123456789"}
             async with on.post(body, path=path, headers=key) as response:
@@ -56,16 +55,15 @@ def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
         counted = 'forebay_rejects_total{bucket="none",reason="tenant_quota"} 1.0'
         assert counted in on.proxy.metrics.text().decode()
 
-    on_stage(scene, None, tenants={"keys": str(keys), "known": known})
 
-
-def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None:
+async def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
     key = {"authorization": "Bearer key-of-acme-0123456789"}
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, tenants={"keys": str(keys), "known": known}) as (on, _):
+
         async def ask(body: object) -> int:
             async with on.post(body, path="/v1/embeddings", headers=key) as response:
                 return int(response.status)
@@ -78,10 +76,8 @@ def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None
         await asyncio.sleep(5)  # its health is asked again
         assert await ask({"input": "x" * 3_600}) == 200
 
-    on_stage(scene, None, tenants={"keys": str(keys), "known": known})
 
-
-def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> None:
+async def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     tenants = {
@@ -90,46 +86,43 @@ def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> 
     }
     body = {"prompt": "x" * 3_600}  # about 900 tokens
 
-    async def main() -> None:
-        backend = RawBackend()
-        async with backend.running() as raw, stage([raw.url], tenants=tenants) as on:
+    backend = RawBackend()
+    async with backend.running() as raw, stage([raw.url], tenants=tenants) as on:
 
-            async def ask(tenant: str) -> int:
-                key = {"authorization": f"Bearer key-of-{tenant}-0123456789"}
-                async with on.post(body, headers=key) as response:
-                    if response.status == 429:
-                        assert (await response.json())["error"]["code"] == "tenant_quota"
-                        assert 30 <= int(response.headers["retry-after"]) <= 60
-                    status: int = response.status
-                    return status
+        async def ask(tenant: str) -> int:
+            key = {"authorization": f"Bearer key-of-{tenant}-0123456789"}
+            async with on.post(body, headers=key) as response:
+                if response.status == 429:
+                    assert (await response.json())["error"]["code"] == "tenant_quota"
+                    assert 30 <= int(response.headers["retry-after"]) <= 60
+                status: int = response.status
+                return status
 
-            assert await ask("acme") == 200
-            assert await ask("acme") == 429
-            assert await ask("zeta") == 200
-            config = load_config(
-                None,
-                {
-                    "backends": [{"url": raw.url}],
-                    "tenants": {**tenants, "default_weight": 2.0},
-                },
-                {},
+        assert await ask("acme") == 200
+        assert await ask("acme") == 429
+        assert await ask("zeta") == 200
+        config = load_config(
+            None,
+            {
+                "backends": [{"url": raw.url}],
+                "tenants": {**tenants, "default_weight": 2.0},
+            },
+            {},
+        )
+        on.proxy.driver.change(
+            lambda core, now: core.changes.reconfigure(
+                config.core_buckets(),
+                now,
+                route=core._dispatcher.route,
+                affinity=core._dispatcher.affinity,
+                dispatch_ahead_s=0.3,
+                tenants=config.core_tenants(),
+                default_weight=2.0,
             )
-            on.proxy.driver.change(
-                lambda core, now: core.changes.reconfigure(
-                    config.core_buckets(),
-                    now,
-                    route=core._dispatcher.route,
-                    affinity=core._dispatcher.affinity,
-                    dispatch_ahead_s=0.3,
-                    tenants=config.core_tenants(),
-                    default_weight=2.0,
-                )
-            )
-            assert await ask("acme") == 429
-            await asyncio.sleep(100)
-            assert await ask("acme") == 200
-
-    run(main())
+        )
+        assert await ask("acme") == 429
+        await asyncio.sleep(100)
+        assert await ask("acme") == 200
 
 
 def keyed(tmp_path: Path, **acme: Any) -> dict[str, Any]:
@@ -143,18 +136,16 @@ def key_of(tenant: str) -> dict[str, str]:
     return {"authorization": f"Bearer key-of-{tenant}-0123456789"}
 
 
-def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
+async def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
     """Without `priority: true` an engine that orders by it would take the client's number."""
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, **keyed(tmp_path)) as (on, backends):
         body = {"prompt": "x", "max_tokens": 3, "priority": -5}
         async with on.post(body, headers=key_of("zeta")) as response:
             assert response.status == 200
         assert json.loads(backends[0].calls[0].body) == {**body, "priority": 0}
         (record,) = on.proxy.driver.shaper.recorder.receipts.ended.values()  # type: ignore[union-attr]
         assert record.service_class == "interactive"
-
-    on_stage(scene, None, **keyed(tmp_path))
 
 
 def test_a_class_above_its_grant_is_shed_as_standard() -> None:
@@ -169,13 +160,13 @@ def test_a_class_above_its_grant_is_shed_as_standard() -> None:
 
 
 @pytest.mark.parametrize("asks", [None, {"include_usage": False}, {"include_usage": True}])
-def test_a_stream_of_a_tenant_with_a_quota_is_counted(tmp_path: Path, asks: Any) -> None:
+async def test_a_stream_of_a_tenant_with_a_quota_is_counted(tmp_path: Path, asks: Any) -> None:
     """The event with the usage reaches only the client that asked for it."""
     body = {"prompt": "x", "max_tokens": 3, "stream": True}
     if asks is not None:
         body["stream_options"] = asks
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None, **keyed(tmp_path, tokens_per_s=1_000)) as (on, backends):
         texts = []
         for tenant in ("acme", "zeta"):
             async with on.post(body, headers=key_of(tenant)) as response:
@@ -186,10 +177,8 @@ def test_a_stream_of_a_tenant_with_a_quota_is_counted(tmp_path: Path, asks: Any)
         assert texts[1] == EVENT + EVENT + USAGE + DONE
         assert texts[0] == (texts[1] if asks == {"include_usage": True} else EVENT + EVENT + DONE)
 
-    on_stage(scene, None, **keyed(tmp_path, tokens_per_s=1_000))
 
-
-def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
+async def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
     """Blanks are few tokens for their bytes; dense text then looked like few tokens, too."""
     quota, burst, seconds = 100, 2_000, 30
 
@@ -205,7 +194,11 @@ def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
 
     computed: list[int] = []
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(count, **keyed(tmp_path, tokens_per_s=quota, burst_tokens=burst)) as (
+        on,
+        _,
+    ):
+
         async def ask(prompt: str, **more: Any) -> None:
             body = {"prompt": prompt, "max_tokens": 3, "stream": True, **more}
             async with on.post(body, headers=key_of("acme")) as response:
@@ -220,28 +213,27 @@ def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
             await asyncio.sleep(0.25)
         assert 1_600 < sum(computed) <= 1.1 * (burst + quota * seconds) + 1_600
 
-    on_stage(scene, count, **keyed(tmp_path, tokens_per_s=quota, burst_tokens=burst))
 
-
-def test_a_prompt_that_was_never_counted_costs_twice_its_estimate(tmp_path: Path) -> None:
+async def test_a_prompt_that_was_never_counted_costs_twice_its_estimate(tmp_path: Path) -> None:
     """The client leaves before the end of its stream, where the usage would be."""
 
     async def endless(call: Call) -> None:
         await call.send(STREAM_HEAD + chunk(EVENT))
         await call.hung_up()
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(endless, **keyed(tmp_path, tokens_per_s=0.01, burst_tokens=3_500)) as (
+        on,
+        _,
+    ):
         body = {"prompt": "x" * 4_000, "max_tokens": 3, "stream": True}
         for status in (200, 200, 429):
             async with on.post(body, headers=key_of("acme")) as response:
                 assert response.status == status
             await settle()
 
-    on_stage(scene, endless, **keyed(tmp_path, tokens_per_s=0.01, burst_tokens=3_500))
-
 
 @pytest.mark.parametrize("split", [False, True])
-def test_answers_without_usage_are_measured_by_their_events(split: bool) -> None:
+async def test_answers_without_usage_are_measured_by_their_events(split: bool) -> None:
     """Streams of 50 tokens under a `max_tokens` of 5,000 reserve little once twenty have ended."""
 
     async def serve(call: Call) -> None:
@@ -252,7 +244,7 @@ def test_answers_without_usage_are_measured_by_their_events(split: bool) -> None
             await asyncio.sleep(0.01)
         await call.send(chunk(DONE) + b"0\r\n\r\n")
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(serve) as (on, _):
         lengths = on.proxy.driver.shaper._dispatcher.output_lengths
         for _ in range(20):
             assert lengths.expected("", "chat", 5_000) == 5_000
@@ -260,8 +252,6 @@ def test_answers_without_usage_are_measured_by_their_events(split: bool) -> None
                 await response.read()
             await settle()
         assert 50 <= lengths.expected("", "chat", 5_000) < 70
-
-    on_stage(scene, serve)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +265,9 @@ def test_answers_without_usage_are_measured_by_their_events(split: bool) -> None
         ({"prompt": [[1, 2], [3]], "n": 2}, 4),
     ],
 )
-def test_each_output_of_each_prompt_takes_a_slot(fields: dict[str, Any], sequences: int) -> None:
+async def test_each_output_of_each_prompt_takes_a_slot(
+    fields: dict[str, Any], sequences: int
+) -> None:
     async def serve(call: Call) -> None:
         running.append(shapers[0].backends["b0"].sequences)
         await by_request(call)
@@ -283,10 +275,8 @@ def test_each_output_of_each_prompt_takes_a_slot(fields: dict[str, Any], sequenc
     running: list[int] = []
     shapers: list[Shaper] = []
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(serve) as (on, _):
         shapers.append(on.proxy.driver.shaper)
         async with on.post({"max_tokens": 3, **fields}) as response:
             assert response.status == 200
         assert running == [sequences]
-
-    on_stage(scene, serve)

@@ -34,7 +34,6 @@ from forebay.proxy.share.redis_link import RedisLink
 from forebay.proxy.share.serve_workers import patience_s
 from forebay.proxy.share.wire import VERSION
 from forebay.proxy.share.worker import worker_environment
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
@@ -56,7 +55,8 @@ async def until_now(there: Callable[[], object]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
-def test_workers_share_a_port_outlive_a_dead_one_and_drain() -> None:
+@pytest.mark.real_time
+async def test_workers_share_a_port_outlive_a_dead_one_and_drain() -> None:
     release = asyncio.Event()
 
     async def serve(call: Call) -> None:
@@ -64,113 +64,108 @@ def test_workers_share_a_port_outlive_a_dead_one_and_drain() -> None:
             await release.wait()
         await by_request(call)
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend(serve).running())
-            process, url, admin = await stack.enter_async_context(
-                proxy_process("--workers", "2", "--backend", backend.url)
-            )
-            client = await stack.enter_async_context(
-                aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
-            )
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend(serve).running())
+        process, url, admin = await stack.enter_async_context(
+            proxy_process("--workers", "2", "--backend", backend.url)
+        )
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+        )
 
-            async def post(prompt: str = "hi") -> int:
-                body = {"prompt": prompt, "max_tokens": 3}
-                async with client.post(url + "/v1/completions", json=body) as response:
-                    await response.read()
-                    return response.status
+        async def post(prompt: str = "hi") -> int:
+            body = {"prompt": prompt, "max_tokens": 3}
+            async with client.post(url + "/v1/completions", json=body) as response:
+                await response.read()
+                return response.status
 
-            async def status() -> dict[str, Any]:
-                async with client.get(admin + "/status") as response:
-                    return dict(await response.json())
+        async def status() -> dict[str, Any]:
+            async with client.get(admin + "/status") as response:
+                return dict(await response.json())
 
-            async def both_met() -> list[dict[str, Any]]:
-                """The workers, once each takes work and knows the other."""
-                workers = list((await status())["workers"])
-                told = [w["status"] for w in workers if w["status"]]
-                met = [s for s in told if s["ready"] and len(s["share"]["peers"]) == 1]
-                return workers if len(met) == 2 else []
+        async def both_met() -> list[dict[str, Any]]:
+            """The workers, once each takes work and knows the other."""
+            workers = list((await status())["workers"])
+            told = [w["status"] for w in workers if w["status"]]
+            met = [s for s in told if s["ready"] and len(s["share"]["peers"]) == 1]
+            return workers if len(met) == 2 else []
 
-            workers = await until(both_met)
-            assert all(w["status"]["share"]["mode"] == "hub" for w in workers)
-            assert {await post() for _ in range(40)} == {200}
+        workers = await until(both_met)
+        assert all(w["status"]["share"]["mode"] == "hub" for w in workers)
+        assert {await post() for _ in range(40)} == {200}
 
-            async def counted() -> list[str]:
-                """Answers by worker; one that does not answer in time is left out."""
-                async with client.get(admin + "/metrics") as response:
-                    series = (await response.text()).splitlines()
-                found = [s for s in series if s.startswith("forebay_responses_total{")]
-                return found if sum(float(s.split()[-1]) for s in found) == 40 else []
+        async def counted() -> list[str]:
+            """Answers by worker; one that does not answer in time is left out."""
+            async with client.get(admin + "/metrics") as response:
+                series = (await response.text()).splitlines()
+            found = [s for s in series if s.startswith("forebay_responses_total{")]
+            return found if sum(float(s.split()[-1]) for s in found) == 40 else []
 
-            answers = await until(counted)
-            assert all(any(f'worker="{i}"' in s for s in answers) for i in (0, 1))
+        answers = await until(counted)
+        assert all(any(f'worker="{i}"' in s for s in answers) for i in (0, 1))
 
-            victim, survivor = workers[0]["pid"], workers[1]["pid"]
-            os.kill(victim, signal.SIGKILL)
+        victim, survivor = workers[0]["pid"], workers[1]["pid"]
+        os.kill(victim, signal.SIGKILL)
 
-            async def forgotten() -> bool:
-                told = (await status())["workers"][1]["status"]
-                return told is not None and workers[0]["status"]["share"]["id"] not in [
-                    peer["id"] for peer in told["share"]["peers"]
-                ]
+        async def forgotten() -> bool:
+            told = (await status())["workers"][1]["status"]
+            return told is not None and workers[0]["status"]["share"]["id"] not in [
+                peer["id"] for peer in told["share"]["peers"]
+            ]
 
-            await until(forgotten)
-            assert {await post() for _ in range(10)} == {200}
-            again = await until(both_met)
-            assert [w["restarts"] for w in again] == [1, 0]
-            assert again[0]["pid"] != victim
-            assert again[1]["pid"] == survivor
+        await until(forgotten)
+        assert {await post() for _ in range(10)} == {200}
+        again = await until(both_met)
+        assert [w["restarts"] for w in again] == [1, 0]
+        assert again[0]["pid"] != victim
+        assert again[1]["pid"] == survivor
 
-            slow = [asyncio.create_task(post("slow")) for _ in range(6)]
-            await until_now(lambda: backend.open == 6)
-            process.send_signal(signal.SIGTERM)
+        slow = [asyncio.create_task(post("slow")) for _ in range(6)]
+        await until_now(lambda: backend.open == 6)
+        process.send_signal(signal.SIGTERM)
 
-            async def refused() -> bool:
-                try:
-                    async with client.get(admin + "/readyz") as response:
-                        return response.status == 503
-                except aiohttp.ClientError:
-                    return True
+        async def refused() -> bool:
+            try:
+                async with client.get(admin + "/readyz") as response:
+                    return response.status == 503
+            except aiohttp.ClientError:
+                return True
 
-            await until(refused)
-            release.set()
-            assert await asyncio.gather(*slow) == [200] * 6
-            async with asyncio.timeout(PATIENCE_S):
-                assert await process.wait() == 0
-
-    asyncio.run(main())
+        await until(refused)
+        release.set()
+        assert await asyncio.gather(*slow) == [200] * 6
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
-def test_a_worker_that_is_stopped_is_replaced_and_no_proxy_is_ready_meanwhile() -> None:
-    async def main() -> None:
-        async with (
-            RawBackend().running() as backend,
-            proxy_process("--workers", "2", "--backend", backend.url) as (_, _, admin),
-            aiohttp.ClientSession() as client,
-        ):
+@pytest.mark.real_time
+async def test_a_worker_that_is_stopped_is_replaced_and_no_proxy_is_ready_meanwhile() -> None:
+    async with (
+        RawBackend().running() as backend,
+        proxy_process("--workers", "2", "--backend", backend.url) as (_, _, admin),
+        aiohttp.ClientSession() as client,
+    ):
 
-            async def ready() -> bool:
-                async with client.get(admin + "/readyz") as response:
-                    return response.status == 200
+        async def ready() -> bool:
+            async with client.get(admin + "/readyz") as response:
+                return response.status == 200
 
-            async def unready() -> bool:
-                return not await ready()
+        async def unready() -> bool:
+            return not await ready()
 
-            async def workers() -> Any:
-                async with client.get(admin + "/status") as response:
-                    return (await response.json())["workers"]
+        async def workers() -> Any:
+            async with client.get(admin + "/status") as response:
+                return (await response.json())["workers"]
 
-            await until(ready)
-            stopped = (await workers())[0]["pid"]
-            os.kill(stopped, signal.SIGSTOP)
-            await until(unready)
-            await until(ready)
-            one, other = await workers()
-            assert one["pid"] != stopped
-            assert (one["restarts"], other["restarts"]) == (1, 0)
-
-    asyncio.run(main())
+        await until(ready)
+        stopped = (await workers())[0]["pid"]
+        os.kill(stopped, signal.SIGSTOP)
+        await until(unready)
+        await until(ready)
+        one, other = await workers()
+        assert one["pid"] != stopped
+        assert (one["restarts"], other["restarts"]) == (1, 0)
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no SO_REUSEPORT here")
@@ -230,30 +225,30 @@ def test_workers_get_as_long_as_they_were_promised_since() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is ours on Linux only")
-def test_the_admin_ports_of_all_are_where_they_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_the_admin_ports_of_all_are_where_they_were_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Admin ports need no key: on a public address anybody could drain the proxy."""
     monkeypatch.setenv("FOREBAY_LISTEN__ADMIN_HOST", "127.0.0.2")
 
-    async def main() -> None:
-        async with (
-            RawBackend().running() as backend,
-            proxy_process("--workers", "2", "--backend", backend.url) as (_, url, admin),
-            aiohttp.ClientSession() as client,
-        ):
-            assert url.startswith("http://127.0.0.1:")
-            assert admin.startswith("http://127.0.0.2:")
-            async with client.get(admin + "/status", headers={"x-request-id": "a1"}) as response:
-                assert response.headers["x-request-id"] == "a1"
-                workers = (await response.json())["workers"]
-            async with client.get(admin + "/none") as response:
-                assert response.status == 404
-                assert (await response.json())["error"]["code"] == "not_found"
-                assert response.headers["x-request-id"]
-            for own in (admin, *(worker["admin_url"] for worker in workers)):
-                with pytest.raises(aiohttp.ClientConnectorError):
-                    await client.get(own.replace("127.0.0.2", "127.0.0.1") + "/healthz")
-
-    asyncio.run(main())
+    async with (
+        RawBackend().running() as backend,
+        proxy_process("--workers", "2", "--backend", backend.url) as (_, url, admin),
+        aiohttp.ClientSession() as client,
+    ):
+        assert url.startswith("http://127.0.0.1:")
+        assert admin.startswith("http://127.0.0.2:")
+        async with client.get(admin + "/status", headers={"x-request-id": "a1"}) as response:
+            assert response.headers["x-request-id"] == "a1"
+            workers = (await response.json())["workers"]
+        async with client.get(admin + "/none") as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["code"] == "not_found"
+            assert response.headers["x-request-id"]
+        for own in (admin, *(worker["admin_url"] for worker in workers)):
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await client.get(own.replace("127.0.0.2", "127.0.0.1") + "/healthz")
 
 
 def test_workers_do_not_speak_to_the_service_manager() -> None:
@@ -289,76 +284,70 @@ def a_driver() -> Driver:
     return driver
 
 
-def test_hub_brings_books_and_its_end_leaves_everybody_alone() -> None:
-    async def main() -> None:
-        said = Said()
-        hub = Hub(lambda worker, data: None)
-        links = [HubLink(hub.new_end(i)) for i in range(2)]
-        drivers = [a_driver() for _ in links]
-        async with AsyncExitStack() as stack:
-            one, other = [
-                await stack.enter_async_context(exchanging(driver, [link], said))
-                for driver, link in zip(drivers, links, strict=True)
-            ]
-            async with drivers[0].slot(Request("r", 1_000)):
-                await until_now(lambda: drivers[1].shaper.backends["a"].running == 1)
-            await until_now(lambda: drivers[1].shaper.backends["a"].running == 0)
-            for bad in (b"", b"{}", b'{"v":1}', b"\xff" * 100):
-                one.heard(bad)
-            assert one.bad == 4
-            assert one.status()["alone_since"] is None
-            hub.close()
-            await until_now(lambda: one.alone_since and other.alone_since)
-            await until_now(lambda: not drivers[0].shaper.peering.peers.names)
-            assert drivers[0].shaper.backends["a"].elsewhere is None
-            assert "alone" in said[-1]
-        for driver, link in zip(drivers, links, strict=True):
-            driver.close()
-            link.close()
-
-    asyncio.run(main())
-
-
-def test_old_and_own_messages_are_no_news() -> None:
-    async def main() -> None:
-        driver = a_driver()
-        async with exchanging(driver, [], print) as exchange:
-            text = '{"v":%d,"id":"%s","n":%d,"backends":{},"tenants":{}}'
-            for sender, number in (("p", 5), ("p", 5), ("p", 4), (exchange.sender, 9), ("p", 6)):
-                exchange.heard((text % (VERSION, sender, number)).encode())
-            exchange.heard((text % (VERSION - 1, "q", 1)).encode())
-            assert exchange.received == 2
-            assert exchange.status()["mode"] == "off"
+@pytest.mark.real_time
+async def test_hub_brings_books_and_its_end_leaves_everybody_alone() -> None:
+    said = Said()
+    hub = Hub(lambda worker, data: None)
+    links = [HubLink(hub.new_end(i)) for i in range(2)]
+    drivers = [a_driver() for _ in links]
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(exchanging(driver, [link], said))
+            for driver, link in zip(drivers, links, strict=True)
+        ]
+        async with drivers[0].slot(Request("r", 1_000)):
+            await until_now(lambda: drivers[1].shaper.backends["a"].running == 1)
+        await until_now(lambda: drivers[1].shaper.backends["a"].running == 0)
+        for bad in (b"", b"{}", b'{"v":1}', b"\xff" * 100):
+            one.heard(bad)
+        assert one.bad == 4
+        assert one.status()["alone_since"] is None
+        hub.close()
+        await until_now(lambda: one.alone_since and other.alone_since)
+        await until_now(lambda: not drivers[0].shaper.peering.peers.names)
+        assert drivers[0].shaper.backends["a"].elsewhere is None
+        assert "alone" in said[-1]
+    for driver, link in zip(drivers, links, strict=True):
         driver.close()
+        link.close()
 
-    asyncio.run(main())
+
+@pytest.mark.real_time
+async def test_old_and_own_messages_are_no_news() -> None:
+    driver = a_driver()
+    async with exchanging(driver, [], print) as exchange:
+        text = '{"v":%d,"id":"%s","n":%d,"backends":{},"tenants":{}}'
+        for sender, number in (("p", 5), ("p", 5), ("p", 4), (exchange.sender, 9), ("p", 6)):
+            exchange.heard((text % (VERSION, sender, number)).encode())
+        exchange.heard((text % (VERSION - 1, "q", 1)).encode())
+        assert exchange.received == 2
+        assert exchange.status()["mode"] == "off"
+    driver.close()
 
 
-def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
+@pytest.mark.real_time
+async def test_a_fault_of_ours_is_said_once_and_the_exchange_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(peering: Peering, now: float) -> None:
         raise ZeroDivisionError
 
-    async def main() -> None:
-        said = Said()
-        hub = Hub(lambda worker, data: None)
-        link = HubLink(hub.new_end(0))
-        driver = a_driver()
-        async with exchanging(driver, [link], said) as exchange:
-            monkeypatch.setattr(Peering, "report", broken)
-            await until_now(lambda: exchange.failed >= 2)
-            monkeypatch.undo()
-            published = exchange.published
-            await until_now(lambda: exchange.published > published)
-        assert [line for line in said if "internal" in line] == [
-            "share: internal error: ZeroDivisionError"
-        ]
-        hub.close()
-        link.close()
-        driver.close()
-
-    asyncio.run(main())
+    said = Said()
+    hub = Hub(lambda worker, data: None)
+    link = HubLink(hub.new_end(0))
+    driver = a_driver()
+    async with exchanging(driver, [link], said) as exchange:
+        monkeypatch.setattr(Peering, "report", broken)
+        await until_now(lambda: exchange.failed >= 2)
+        monkeypatch.undo()
+        published = exchange.published
+        await until_now(lambda: exchange.published > published)
+    assert [line for line in said if "internal" in line] == [
+        "share: internal error: ZeroDivisionError"
+    ]
+    hub.close()
+    link.close()
+    driver.close()
 
 
 def test_share_url() -> None:
@@ -400,116 +389,110 @@ async def redis_server(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 @pytest.mark.skipif(SERVER is None, reason="no valkey-server or redis-server on PATH")
-def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
+@pytest.mark.real_time
+async def test_proxies_meet_on_redis_go_on_alone_without_it_and_meet_again() -> None:
     pytest.importorskip("redis", reason="pip install 'forebay[redis]'")
 
-    async def main() -> None:
-        (port,) = free_ports(1)
-        said = Said()
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            client = await stack.enter_async_context(aiohttp.ClientSession())
-            keys = {
-                "listen": {"port": 0, "admin_port": 0},
-                "backends": [{"url": backend.url}],
-                "share": f"redis://127.0.0.1:{port}/3?prefix=test",
-            }
-            config = load_config(None, keys, {})
-            proxies: list[Proxy] = []
+    (port,) = free_ports(1)
+    said = Said()
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend().running())
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        keys = {
+            "listen": {"port": 0, "admin_port": 0},
+            "backends": [{"url": backend.url}],
+            "share": f"redis://127.0.0.1:{port}/3?prefix=test",
+        }
+        config = load_config(None, keys, {})
+        proxies: list[Proxy] = []
 
-            async def met() -> bool:
-                return all(
-                    len(p.driver.shaper.peering.peers) == 1 and p.exchange.alone_since is None
-                    for p in proxies
-                )
+        async def met() -> bool:
+            return all(
+                len(p.driver.shaper.peering.peers) == 1 and p.exchange.alone_since is None
+                for p in proxies
+            )
 
-            async def alone() -> bool:
-                return all(
-                    not p.driver.shaper.peering.peers.names and p.exchange.alone_since
-                    for p in proxies
-                )
+        async def alone() -> bool:
+            return all(
+                not p.driver.shaper.peering.peers.names and p.exchange.alone_since for p in proxies
+            )
 
-            async def share(proxy: Proxy) -> dict[str, Any]:
-                async with client.get(proxy.admin_url + "/status") as response:
-                    return dict((await response.json())["share"])
+        async def share(proxy: Proxy) -> dict[str, Any]:
+            async with client.get(proxy.admin_url + "/status") as response:
+                return dict((await response.json())["share"])
 
-            async def served() -> bool:
-                statuses = []
-                for proxy in proxies:
-                    body = {"prompt": "hi", "max_tokens": 3}
-                    async with client.post(proxy.url + "/v1/completions", json=body) as response:
-                        await response.read()
-                        statuses.append(response.status)
-                return statuses == [200] * len(proxies)
+        async def served() -> bool:
+            statuses = []
+            for proxy in proxies:
+                body = {"prompt": "hi", "max_tokens": 3}
+                async with client.post(proxy.url + "/v1/completions", json=body) as response:
+                    await response.read()
+                    statuses.append(response.status)
+            return statuses == [200] * len(proxies)
 
-            for _ in range(2):
-                proxies.append(await stack.enter_async_context(start_proxy(config, said)))
-            # No server yet: that is no reason not to serve.
-            await until(served)
-            assert (await share(proxies[0]))["alone_since"]
-            async with redis_server(port) as server:
+        for _ in range(2):
+            proxies.append(await stack.enter_async_context(start_proxy(config, said)))
+        # No server yet: that is no reason not to serve.
+        await until(served)
+        assert (await share(proxies[0]))["alone_since"]
+        async with redis_server(port) as server:
 
-                async def knows_the_other() -> bool:
-                    told = await share(proxies[0])
-                    assert told["mode"] == "redis"
-                    return [peer["id"] for peer in told["peers"]] == [proxies[1].exchange.sender]
+            async def knows_the_other() -> bool:
+                told = await share(proxies[0])
+                assert told["mode"] == "redis"
+                return [peer["id"] for peer in told["peers"]] == [proxies[1].exchange.sender]
 
-                async def refused() -> bool:
-                    await publish(port, "test:3:books", b"not ours")  # lost on who is not there
-                    return all(p.exchange.bad for p in proxies)
+            async def refused() -> bool:
+                await publish(port, "test:3:books", b"not ours")  # lost on who is not there
+                return all(p.exchange.bad for p in proxies)
 
-                await until(met)
-                await until(knows_the_other)
-                await until(refused)
-                server.kill()
-                await server.wait()
+            await until(met)
+            await until(knows_the_other)
+            await until(refused)
+            server.kill()
+            await server.wait()
+        await until(alone)
+        assert await served()
+        told = await share(proxies[0])
+        assert told["alone_since"]
+        assert told["links"][0]["trouble"]
+        async with redis_server(port) as server:
+
+            async def no_more_alone() -> bool:
+                return (await share(proxies[1]))["alone_since"] is None
+
+            await until(met)
+            await until(no_more_alone)
+            server.send_signal(signal.SIGSTOP)  # connected, and says nothing
             await until(alone)
             assert await served()
-            told = await share(proxies[0])
-            assert told["alone_since"]
-            assert told["links"][0]["trouble"]
-            async with redis_server(port) as server:
-
-                async def no_more_alone() -> bool:
-                    return (await share(proxies[1]))["alone_since"] is None
-
-                await until(met)
-                await until(no_more_alone)
-                server.send_signal(signal.SIGSTOP)  # connected, and says nothing
-                await until(alone)
-                assert await served()
-                server.send_signal(signal.SIGCONT)
-                await until(met)
-        assert any("alone" in line for line in said)
-
-    asyncio.run(main())
+            server.send_signal(signal.SIGCONT)
+            await until(met)
+    assert any("alone" in line for line in said)
 
 
-def test_a_fault_in_a_session_is_said_and_the_next_session_begun(
+async def test_a_fault_in_a_session_is_said_and_the_next_session_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("redis", reason="pip install 'forebay[redis]'")
 
-    async def main() -> None:
-        sessions, second = list[RedisLink](), asyncio.Event()
+    sessions, second = list[RedisLink](), asyncio.Event()
 
-        async def session(link: RedisLink, heard: object) -> None:
-            sessions.append(link)
-            link.trouble = ""  # connected
-            if len(sessions) == 1:
-                raise ExceptionGroup("", [ExceptionGroup("", [KeyError("our own")])])
-            second.set()
-            await asyncio.Event().wait()
+    async def session(link: RedisLink, heard: object) -> None:
+        sessions.append(link)
+        link.trouble = ""  # connected
+        if len(sessions) == 1:
+            raise ExceptionGroup("", [ExceptionGroup("", [KeyError("our own")])])
+        second.set()
+        await asyncio.Event().wait()
 
-        monkeypatch.setattr(RedisLink, "_session", session)
-        link = RedisLink("redis://127.0.0.1:1")
-        async with asyncio.timeout(60), link.listen(lambda data: None):
-            await settle()
-            assert (link.connected, link.trouble) == (False, "internal error: KeyError")
-            await second.wait()
-            assert link.connected
-
-    run(main())
+    monkeypatch.setattr(RedisLink, "_session", session)
+    link = RedisLink("redis://127.0.0.1:1")
+    async with asyncio.timeout(60), link.listen(lambda data: None):
+        await settle()
+        assert (link.connected, link.trouble) == (False, "internal error: KeyError")
+        await second.wait()
+        assert link.connected
 
 
 async def publish(port: int, channel: str, data: bytes) -> None:

@@ -22,7 +22,6 @@ from forebay.proxy.share.hub import BEAT, BEAT_S, HELLO, Hub, HubLink
 from forebay.proxy.share.serve_workers import _hold
 from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
 from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.errors import InputError
 
 
@@ -116,87 +115,77 @@ async def parent(
         await asyncio.wait([task])
 
 
-def test_a_configuration_that_went_bad_later_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with parent(monkeypatch) as (on, task):
-            await on.listening()
-            first, other = on.processes
-            on.greet = False
-            first.end(-signal.SIGKILL)
-            await on.until(lambda: len(on.processes) == 3)
-            on.processes[-1].end(BAD_INPUT)
-            on.greet = True  # the file is good again
-            await on.listening()
-            assert len(on.processes) == 4
-            assert not other.signals
-            assert on.said == [
-                "worker 0 died (SIGKILL); restart in 0.5 s",
-                "worker 0 died (bad configuration); restart in 1 s",
-            ]
-            on.workers.stop.set()
-            assert await task == 0
-
-    run(main())
-
-
-def test_a_worker_that_hangs_is_said_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with parent(monkeypatch) as (on, _):
-            await on.listening()
-            await asyncio.sleep(20)
-            first, other = on.processes
-            assert not on.said
-            first.hangs = True
-            await asyncio.sleep(5)
-            assert [worker.silent for worker in on.workers.workers] == [True, False]
-            first.hangs = False  # a debugger, perhaps
-            await asyncio.sleep(20)
-            first.hangs = True
-            await on.listening()
-            assert first.signals == [signal.SIGKILL]
-            assert not other.signals
-            assert on.said == [
-                "worker 0 does not respond",
-                "worker 0 responds again",
-                "worker 0 does not respond",
-                "worker 0 hangs: it is killed and started again",
-                "worker 0 died (exit status 0); restart in 0.5 s",
-            ]
-            assert not on.workers.workers[0].silent
-
-    run(main())
-
-
-def test_a_heartbeat_needs_nothing_but_the_loop() -> None:
-    """Reports may fail by a fault of ours: that is no reason to kill a worker."""
-
-    async def main() -> None:
-        heard: list[int] = []
-        hub = Hub(lambda index, data: None, heard.append)
-        with closing(HubLink(hub.new_end(0))) as link, closing(hub):
-            async with link.listen(lambda data: None):
-                await asyncio.sleep(10 * BEAT_S)
-        assert 10 <= len(heard) <= 11
-
-    run(main())
-
-
-def test_a_configuration_that_is_bad_from_the_start_ends_all(
+async def test_a_configuration_that_went_bad_later_ends_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with parent(monkeypatch) as (on, task):
-            on.greet = False
-            await on.until(lambda: len(on.processes) == 2)
-            on.processes[1].end(BAD_INPUT)
-            assert await task == BAD_INPUT
-            assert on.processes[0].signals == [signal.SIGTERM]
+    async with parent(monkeypatch) as (on, task):
+        await on.listening()
+        first, other = on.processes
+        on.greet = False
+        first.end(-signal.SIGKILL)
+        await on.until(lambda: len(on.processes) == 3)
+        on.processes[-1].end(BAD_INPUT)
+        on.greet = True  # the file is good again
+        await on.listening()
+        assert len(on.processes) == 4
+        assert not other.signals
+        assert on.said == [
+            "worker 0 died (SIGKILL); restart in 0.5 s",
+            "worker 0 died (bad configuration); restart in 1 s",
+        ]
+        on.workers.stop.set()
+        assert await task == 0
 
-    run(main())
+
+async def test_a_worker_that_hangs_is_said_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with parent(monkeypatch) as (on, _):
+        await on.listening()
+        await asyncio.sleep(20)
+        first, other = on.processes
+        assert not on.said
+        first.hangs = True
+        await asyncio.sleep(5)
+        assert [worker.silent for worker in on.workers.workers] == [True, False]
+        first.hangs = False  # a debugger, perhaps
+        await asyncio.sleep(20)
+        first.hangs = True
+        await on.listening()
+        assert first.signals == [signal.SIGKILL]
+        assert not other.signals
+        assert on.said == [
+            "worker 0 does not respond",
+            "worker 0 responds again",
+            "worker 0 does not respond",
+            "worker 0 hangs: it is killed and started again",
+            "worker 0 died (exit status 0); restart in 0.5 s",
+        ]
+        assert not on.workers.workers[0].silent
+
+
+async def test_a_heartbeat_needs_nothing_but_the_loop() -> None:
+    """Reports may fail by a fault of ours: that is no reason to kill a worker."""
+
+    heard: list[int] = []
+    hub = Hub(lambda index, data: None, heard.append)
+    with closing(HubLink(hub.new_end(0))) as link, closing(hub):
+        async with link.listen(lambda data: None):
+            await asyncio.sleep(10 * BEAT_S)
+    assert 10 <= len(heard) <= 11
+
+
+async def test_a_configuration_that_is_bad_from_the_start_ends_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with parent(monkeypatch) as (on, task):
+        on.greet = False
+        await on.until(lambda: len(on.processes) == 2)
+        on.processes[1].end(BAD_INPUT)
+        assert await task == BAD_INPUT
+        assert on.processes[0].signals == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("what", ["process", "socket"])
-def test_a_worker_that_cannot_be_started_is_tried_again(
+async def test_a_worker_that_cannot_be_started_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     trouble = OSError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -204,28 +193,25 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
     def refuse(*_: object) -> socket.socket:
         raise trouble
 
-    async def main() -> None:
-        async with parent(monkeypatch) as (on, task):
-            await on.listening()
-            first, other = on.processes
-            with monkeypatch.context() as patch:
-                if what == "process":
-                    on.trouble = trouble
-                else:
-                    patch.setattr(Hub, "new_end", refuse)
-                first.end(1)
-                await on.until(lambda: len(on.said) == 2)
-                on.trouble = None
-            await on.listening()
-            assert on.said[:2] == [
-                "worker 0 died (exit status 1); restart in 0.5 s",
-                "worker 0 died (not started: Resource temporarily unavailable); restart in 1 s",
-            ]
-            assert not other.signals
-            on.workers.stop.set()
-            assert await task == 0
-
-    run(main())
+    async with parent(monkeypatch) as (on, task):
+        await on.listening()
+        first, other = on.processes
+        with monkeypatch.context() as patch:
+            if what == "process":
+                on.trouble = trouble
+            else:
+                patch.setattr(Hub, "new_end", refuse)
+            first.end(1)
+            await on.until(lambda: len(on.said) == 2)
+            on.trouble = None
+        await on.listening()
+        assert on.said[:2] == [
+            "worker 0 died (exit status 1); restart in 0.5 s",
+            "worker 0 died (not started: Resource temporarily unavailable); restart in 1 s",
+        ]
+        assert not other.signals
+        on.workers.stop.set()
+        assert await task == 0
 
 
 @pytest.mark.parametrize(

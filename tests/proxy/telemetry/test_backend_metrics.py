@@ -28,7 +28,6 @@ from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.policy.start import Block
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.telemetry.metrics.backend_metrics import WAIT_REASONS, BackendMetrics
-from forebay.replay.clock.virtual_loop import run
 
 Series = dict[tuple[str, ...], float]
 
@@ -68,88 +67,74 @@ async def by_user(call: Call) -> None:
         ("slow", "client_left"),
     ],
 )
-def test_each_request_is_counted_once_by_its_outcome(user: str, outcome: str) -> None:
-    async def main() -> None:
-        async with RawBackend(by_user).running() as backend, stage([backend.url]) as on:
-            body = {"prompt": "x", "stream": True, "max_tokens": 3, "user": user}
-            with suppress(aiohttp.ClientError, TimeoutError):
-                async with asyncio.timeout(5), on.post(body) as response:
-                    await response.read()
-            await asyncio.sleep(1)
-            text = on.proxy.metrics.text().decode()
-            assert series(text, "forebay_backend_requests_total") == {("b0", "chat", outcome): 1.0}
-            lasted = series(text, "forebay_backend_request_duration_seconds_count")
-            assert lasted == ({("b0", "chat"): 1.0} if outcome == "ok" else {})
-
-    run(main())
-
-
-def test_time_to_first_token_counts_from_dispatch_beside_its_prediction() -> None:
-    async def main() -> None:
-        async with RawBackend(by_user).running() as backend, stage([backend.url]) as on:
-            async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
+async def test_each_request_is_counted_once_by_its_outcome(user: str, outcome: str) -> None:
+    async with RawBackend(by_user).running() as backend, stage([backend.url]) as on:
+        body = {"prompt": "x", "stream": True, "max_tokens": 3, "user": user}
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(5), on.post(body) as response:
                 await response.read()
+        await asyncio.sleep(1)
+        text = on.proxy.metrics.text().decode()
+        assert series(text, "forebay_backend_requests_total") == {("b0", "chat", outcome): 1.0}
+        lasted = series(text, "forebay_backend_request_duration_seconds_count")
+        assert lasted == ({("b0", "chat"): 1.0} if outcome == "ok" else {})
+
+
+async def test_time_to_first_token_counts_from_dispatch_beside_its_prediction() -> None:
+    async with RawBackend(by_user).running() as backend, stage([backend.url]) as on:
+        async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
+            await response.read()
+        text = on.proxy.metrics.text().decode()
+        name = "forebay_backend_time_to_first_token_seconds"
+        assert series(text, f"{name}_sum")["b0", "chat"] == pytest.approx(0.5, abs=0.1)
+        edges = [float(edge) for _, _, edge in series(text, f"{name}_bucket")]
+        assert edges[-2:] == [600.0, float("inf")]
+        predicted = series(text, f"{name.replace('backend_', 'backend_predicted_')}_total")
+        assert predicted["b0", "chat"] > 0
+
+
+async def test_states_and_how_often_each_was_entered() -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        backend.healthy = False
+        await asyncio.sleep(5)
+        text = on.proxy.metrics.text().decode()
+        states = series(text, "forebay_backend_state")
+        assert states == {
+            ("b0", "up"): 0.0,
+            ("b0", "down"): 1.0,
+            ("b0", "ejected"): 0.0,
+            ("b0", "half_open"): 0.0,
+        }
+        backend.healthy = True
+        await asyncio.sleep(5)
+        text = on.proxy.metrics.text().decode()
+        assert series(text, "forebay_backend_state")["b0", "up"] == 1.0
+        assert series(text, "forebay_backend_transitions_total") == {
+            ("b0", "probe_passed", "up"): 2.0,
+            ("b0", "probes_failed", "down"): 1.0,
+        }
+        async with on.client.get(f"{on.proxy.admin_url}/status") as response:
+            (b0,) = (await response.json())["backends"]
+        assert (b0["state"], b0["reason"]) == ("up", "probe_passed")
+        assert 0 < b0["state_s"] < 10
+
+
+async def test_a_removed_backend_loses_its_series() -> None:
+    async with RawBackend().running() as backend, RawBackend().running() as other:
+        kept = {"name": "b0", "url": backend.url}
+        keys: dict[str, Any] = {"listen": {"port": 0, "admin_port": 0}, "backends": [kept]}
+        async with stage([backend.url, other.url], load=lambda: load_config(None, keys, {})) as on:
+            for number in range(40):
+                async with on.post({"prompt": f"{number}" * 5000, "max_tokens": 3}) as response:
+                    await response.read()
+            on.proxy.metrics.upstream_error("b1", "connect")
+            assert 'backend="b1"' in on.proxy.metrics.text().decode()
+            await on.proxy.reloader.reload()
+            await asyncio.sleep(2)
+            on.proxy.metrics.upstream_error("b1", "connect")  # of a request that came late
             text = on.proxy.metrics.text().decode()
-            name = "forebay_backend_time_to_first_token_seconds"
-            assert series(text, f"{name}_sum")["b0", "chat"] == pytest.approx(0.5, abs=0.1)
-            edges = [float(edge) for _, _, edge in series(text, f"{name}_bucket")]
-            assert edges[-2:] == [600.0, float("inf")]
-            predicted = series(text, f"{name.replace('backend_', 'backend_predicted_')}_total")
-            assert predicted["b0", "chat"] > 0
-
-    run(main())
-
-
-def test_states_and_how_often_each_was_entered() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            backend.healthy = False
-            await asyncio.sleep(5)
-            text = on.proxy.metrics.text().decode()
-            states = series(text, "forebay_backend_state")
-            assert states == {
-                ("b0", "up"): 0.0,
-                ("b0", "down"): 1.0,
-                ("b0", "ejected"): 0.0,
-                ("b0", "half_open"): 0.0,
-            }
-            backend.healthy = True
-            await asyncio.sleep(5)
-            text = on.proxy.metrics.text().decode()
-            assert series(text, "forebay_backend_state")["b0", "up"] == 1.0
-            assert series(text, "forebay_backend_transitions_total") == {
-                ("b0", "probe_passed", "up"): 2.0,
-                ("b0", "probes_failed", "down"): 1.0,
-            }
-            async with on.client.get(f"{on.proxy.admin_url}/status") as response:
-                (b0,) = (await response.json())["backends"]
-            assert (b0["state"], b0["reason"]) == ("up", "probe_passed")
-            assert 0 < b0["state_s"] < 10
-
-    run(main())
-
-
-def test_a_removed_backend_loses_its_series() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, RawBackend().running() as other:
-            kept = {"name": "b0", "url": backend.url}
-            keys: dict[str, Any] = {"listen": {"port": 0, "admin_port": 0}, "backends": [kept]}
-            async with stage(
-                [backend.url, other.url], load=lambda: load_config(None, keys, {})
-            ) as on:
-                for number in range(40):
-                    async with on.post({"prompt": f"{number}" * 5000, "max_tokens": 3}) as response:
-                        await response.read()
-                on.proxy.metrics.upstream_error("b1", "connect")
-                assert 'backend="b1"' in on.proxy.metrics.text().decode()
-                await on.proxy.reloader.reload()
-                await asyncio.sleep(2)
-                on.proxy.metrics.upstream_error("b1", "connect")  # of a request that came late
-                text = on.proxy.metrics.text().decode()
-                assert 'backend="b1"' not in text
-                assert series(text, "forebay_backend_requests_total")["b0", "chat", "ok"] > 0
-
-    run(main())
+            assert 'backend="b1"' not in text
+            assert series(text, "forebay_backend_requests_total")["b0", "chat", "ok"] > 0
 
 
 def test_every_reason_for_waiting_has_a_label() -> None:

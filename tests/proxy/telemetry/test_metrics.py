@@ -16,8 +16,6 @@ from proxy_stage import (
     stage,
 )
 
-from forebay.replay.clock.virtual_loop import run
-
 MOST_SERIES = 800
 NO_UNIT = {
     "forebay_alone",
@@ -42,44 +40,41 @@ async def whatever(call: Call) -> None:
         await call.send(answer(int(number), WHOLE))
 
 
-def test_the_exposition_and_how_many_series_there_are() -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            backends = [
-                await stack.enter_async_context(RawBackend(whatever).running()) for _ in range(4)
-            ]
-            on = await stack.enter_async_context(stage([b.url for b in backends]))
-            users = ["200", "reset", *map(str, (201, 404, 405, 418, 422, 451, 500, 501, 507, 599))]
-            for number, user in enumerate(users * 2):
-                for path in ("/v1/completions", "/v1/chat/completions"):
-                    for size, streams in ((9, True), (9, False), (60_000, True), (900_000, False)):
-                        prompt = f"{number} " + "x" * size
-                        asked: dict[str, Any] = (
-                            {"messages": [{"role": "user", "content": prompt}]}
-                            if "chat" in path
-                            else {"prompt": prompt}
-                        )
-                        body = {
-                            **asked,
-                            "user": user,
-                            "model": f"model-{number}",
-                            "stream": streams,
-                        }
-                        try:
-                            async with on.post(body, path) as response:
-                                await response.read()
-                        except aiohttp.ClientError:
-                            pass  # a cut stream
-            for number in range(30):
-                headers = {"x-request-id": f"id{number}", "x-request-timeout": f"{number}"}
-                async with on.client.request(
-                    ("GET", "PUT")[number % 2], f"{on.url}/path/{number}", headers=headers
-                ) as response:
-                    assert response.status == 404
-            text = on.proxy.metrics.text().decode()
-            check(text)
-
-    run(main())
+async def test_the_exposition_and_how_many_series_there_are() -> None:
+    async with AsyncExitStack() as stack:
+        backends = [
+            await stack.enter_async_context(RawBackend(whatever).running()) for _ in range(4)
+        ]
+        on = await stack.enter_async_context(stage([b.url for b in backends]))
+        users = ["200", "reset", *map(str, (201, 404, 405, 418, 422, 451, 500, 501, 507, 599))]
+        for number, user in enumerate(users * 2):
+            for path in ("/v1/completions", "/v1/chat/completions"):
+                for size, streams in ((9, True), (9, False), (60_000, True), (900_000, False)):
+                    prompt = f"{number} " + "x" * size
+                    asked: dict[str, Any] = (
+                        {"messages": [{"role": "user", "content": prompt}]}
+                        if "chat" in path
+                        else {"prompt": prompt}
+                    )
+                    body = {
+                        **asked,
+                        "user": user,
+                        "model": f"model-{number}",
+                        "stream": streams,
+                    }
+                    try:
+                        async with on.post(body, path) as response:
+                            await response.read()
+                    except aiohttp.ClientError:
+                        pass  # a cut stream
+        for number in range(30):
+            headers = {"x-request-id": f"id{number}", "x-request-timeout": f"{number}"}
+            async with on.client.request(
+                ("GET", "PUT")[number % 2], f"{on.url}/path/{number}", headers=headers
+            ) as response:
+                assert response.status == 404
+        text = on.proxy.metrics.text().decode()
+        check(text)
 
 
 def check(text: str) -> None:
@@ -118,25 +113,22 @@ def check(text: str) -> None:
     }
 
 
-def test_the_figures_of_one_stream() -> None:
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url]) as on:
-            async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
-                await response.read()
-            text = on.proxy.metrics.text().decode()
-            for line in (
-                'gen_ai_server_request_duration_seconds_count{error_type="",'
-                'gen_ai_operation_name="text_completion"} 1.0',
-                "gen_ai_server_time_to_first_token_seconds_count{"
-                'gen_ai_operation_name="text_completion"} 1.0',
-                "gen_ai_server_time_per_output_token_seconds_count{"
-                'gen_ai_operation_name="text_completion"} 1.0',
-                'gen_ai_client_token_usage_sum{gen_ai_operation_name="text_completion",'
-                'gen_ai_token_type="input"} 7.0',
-                'gen_ai_client_token_usage_sum{gen_ai_operation_name="text_completion",'
-                'gen_ai_token_type="output"} 3.0',
-                'forebay_cached_tokens_total{backend="b0"} 4.0',
-            ):
-                assert line in text
-
-    run(main())
+async def test_the_figures_of_one_stream() -> None:
+    async with RawBackend().running() as backend, stage([backend.url]) as on:
+        async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
+            await response.read()
+        text = on.proxy.metrics.text().decode()
+        for line in (
+            'gen_ai_server_request_duration_seconds_count{error_type="",'
+            'gen_ai_operation_name="text_completion"} 1.0',
+            "gen_ai_server_time_to_first_token_seconds_count{"
+            'gen_ai_operation_name="text_completion"} 1.0',
+            "gen_ai_server_time_per_output_token_seconds_count{"
+            'gen_ai_operation_name="text_completion"} 1.0',
+            'gen_ai_client_token_usage_sum{gen_ai_operation_name="text_completion",'
+            'gen_ai_token_type="input"} 7.0',
+            'gen_ai_client_token_usage_sum{gen_ai_operation_name="text_completion",'
+            'gen_ai_token_type="output"} 3.0',
+            'forebay_cached_tokens_total{backend="b0"} 4.0',
+        ):
+            assert line in text

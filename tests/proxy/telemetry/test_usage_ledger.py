@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, settle, silent
+from proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, play, settle, silent
 from said import Said
 
 from forebay.proxy.api.dialects import DIALECTS
@@ -41,7 +41,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 def on_a_proxy(tmp_path: Path, scene: Any, *serves: Any, **keys: Any) -> list[dict[str, Any]]:
     path = tmp_path / "usage.jsonl"
-    on_stage(scene, *serves, usage={"path": str(path)}, **keys)
+    play(scene, *serves, usage={"path": str(path)}, **keys)
     return lines(path)
 
 
@@ -173,14 +173,12 @@ class TestLines:
 
         assert on_a_proxy(tmp_path, scene, by_request) == []
 
-    def test_without_it_bodies_pass_byte_for_byte(self) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_without_it_bodies_pass_byte_for_byte(self) -> None:
+        async with on_stage(None) as (on, backends):
             body = b'{"prompt": "hello", "stream": true, "priority": 1}'
             async with on.post(body) as response:
                 await response.read()
             assert backends[0].calls[0].body == body
-
-        on_stage(scene, None)
 
 
 class TestDisk:
