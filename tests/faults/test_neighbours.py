@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from neighbour_backend import Answers
 from neighbour_scenes import SCENES, GoodClient, set_keys
-from proxy_stage import Call, RawBackend, stage
+from proxy_stage import Call, on_stage
 
 SECONDS = 1.5
 
@@ -21,11 +21,7 @@ async def test_a_good_client_is_served_beside(name: str) -> None:
     async def serve(call: Call) -> None:
         await answers.answer(call.body, call.writer)
 
-    async with (
-        RawBackend(serve).running() as first,
-        RawBackend(serve).running() as second,
-        stage([first.url, second.url], **scene.config) as on,
-    ):
+    async with on_stage(serve, serve, **scene.config) as (on, _):
         abuse: asyncio.Task[Any] = asyncio.ensure_future(scene.run(on.url))
         await asyncio.sleep(1.0)
         client = GoodClient(on.url, **scene.good)

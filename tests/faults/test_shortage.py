@@ -285,10 +285,7 @@ class TestHistogramLog:
     @full
     def test_a_full_disk_is_said_once(self) -> None:
         async def main() -> list[str]:
-            async with (
-                RawBackend(by_request).running() as backend,
-                stage([backend.url], metrics={"hlog": "/dev/full"}) as on,
-            ):
+            async with on_stage(by_request, metrics={"hlog": "/dev/full"}) as (on, _):
                 for _ in range(5):
                     async with on.post(STREAMED) as response:
                         assert response.status == 200

@@ -22,7 +22,6 @@ from proxy_stage import (
     by_request,
     chunk,
     on_stage,
-    silent,
 )
 
 SERVES_S = 5.0
@@ -111,44 +110,6 @@ class TestALimitOfEight:
             assert sorted(round(took) for _, took, _ in got) == [5] * 8 + [10] * 8 + [15] * 8
 
 
-PREFILL_S = 4.0
-
-
-class TestAClientThatLeaves:
-    """Half a second into a prefill of four: the backend must know before the prefill is over."""
-
-    @pytest.mark.parametrize("case", ["after headers", "before headers", "decode", "whole"])
-    async def test_is_known_at_once(self, case: str) -> None:
-        closed: list[float] = []
-
-        async def begins(call: Call) -> None:
-            leaving = asyncio.create_task(call.hung_up())
-            if case in ("after headers", "decode"):
-                await call.send(STREAM_HEAD)
-            if case == "decode":
-                await call.send(chunk(EVENT))
-            await asyncio.wait({leaving}, timeout=PREFILL_S)
-            closed.append(now())
-            leaving.cancel()
-
-        async with on_stage(begins) as (on, backends):
-            body = PLAIN if case == "whole" else STREAMED
-
-            async def ask() -> None:
-                async with on.post(body) as response:
-                    await response.read()
-
-            task = asyncio.create_task(ask())
-            await asyncio.sleep(0.5)
-            left_at = now()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.sleep(PREFILL_S + 1)
-            assert len(closed) == len(backends[0].calls) == 1
-            assert closed[0] - left_at < 0.05
-            on.assert_nothing_held()
-
-
 class TestAFleetThatRefuses:
     """Every backend answers every request with the same error."""
 
@@ -193,16 +154,6 @@ class TestAFleetThatRefuses:
             first = got.index(200)
             assert got[first:] == [200] * (8 - first)
             assert len(backends[0].calls) > 2  # refused there, and then served by the other one
-
-    async def test_what_we_refuse_ourselves_reaches_no_backend(self) -> None:
-        async with on_stage(silent, slots=1, buckets=bucket(0, "1s")) as (on, backends):
-            first = asyncio.create_task(on.post(STREAMED).__aenter__())
-            await asyncio.sleep(0.1)
-            got = await asks(on, STREAMED, 5)
-            assert [s for s, _, _ in got] == [429] * 5
-            assert len(backends[0].calls) == 1
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
 
 
 async def busy(call: Call) -> None:

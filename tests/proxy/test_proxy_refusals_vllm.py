@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import vllm_server as real
 from paths import ROOT
-from proxy_stage import RawBackend, Stage, stage
+from proxy_stage import RawBackend, Stage, on_stage
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 
 from forebay.proxy.api.dialects import DIALECTS
@@ -152,7 +152,7 @@ async def refusal(on: Stage, backend: RawBackend, path: str, body: bytes) -> str
 
 @pytest.mark.real_time
 async def test_the_proxy_refuses_what_vllm_refuses(vllm: str) -> None:
-    async with RawBackend().running() as backend, stage([backend.url], buckets=BUCKETS) as on:
+    async with on_stage(None, buckets=BUCKETS) as (on, (backend,)):
         for name, (path, body) in BODIES.items():
             code = await refusal(on, backend, path, body)
             if code in OURS or not code:
@@ -163,7 +163,7 @@ async def test_the_proxy_refuses_what_vllm_refuses(vllm: str) -> None:
 
 def test_every_refusal_has_a_body_or_a_reason() -> None:
     async def main() -> set[str]:
-        async with RawBackend().running() as backend, stage([backend.url], buckets=BUCKETS) as on:
+        async with on_stage(None, buckets=BUCKETS) as (on, (backend,)):
             return {await refusal(on, backend, path, body) for path, body in BODIES.values()}
 
     met = asyncio.run(main())

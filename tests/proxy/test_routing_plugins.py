@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 from paths import ROOT
-from proxy_stage import RawBackend, by_request, stage
+from proxy_stage import by_request, on_stage
 from said import Said
 
 from forebay.proxy.cli import main
@@ -123,11 +123,7 @@ async def test_the_example_routes_in_the_live_proxy(
         Config(routing="sticky")
     monkeypatch.syspath_prepend(installed)
 
-    async with (
-        RawBackend(by_request).running() as one,
-        RawBackend(by_request).running() as two,
-        stage([one.url, two.url], routing="sticky") as on,
-    ):
+    async with on_stage(by_request, by_request, routing="sticky") as (on, (one, two)):
         for _ in range(4):  # one after the other: both are idle, so the first gets all
             async with on.post() as response:
                 assert response.status == 200
@@ -138,7 +134,7 @@ def test_a_failing_policy_costs_no_request_and_is_logged_once(tmp_path: Path) ->
     policy = written(tmp_path, "def choose(request, engines, now):\n    return engines[7]\n")
 
     async def play() -> Said:
-        async with RawBackend(by_request).running() as one, stage([one.url], routing=policy) as on:
+        async with on_stage(by_request, routing=policy) as (on, _):
             for _ in range(3):
                 async with on.post() as response:
                     assert response.status == 200

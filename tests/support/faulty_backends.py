@@ -2,96 +2,78 @@
 
 import asyncio
 from gzip import compress
+from typing import Literal
 
 from proxy_stage import DONE, EVENT, STREAM_HEAD, USAGE, WHOLE, Call, Serve, answer, chunk
+
+END = b"0\r\n\r\n"
+ABORT = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
+
+
+def sends(*parts: bytes, end: Literal["keep", "stay", "close", "reset"] = "stay") -> Serve:
+    """Send `parts`, each a moment after the one before it; then do with the connection what
+    `end` says. `stay` answers no other request on it, `keep` does.
+    """
+
+    async def serve(call: Call) -> None:
+        for number, part in enumerate(parts):
+            if number:
+                await asyncio.sleep(0.1)
+            await call.send(part)
+        match end:
+            case "close":
+                call.writer.close()
+            case "reset":
+                call.reset()
+            case "stay":
+                await call.hung_up()
+
+    return serve
+
+
+def error_event(message: str, code: int) -> bytes:
+    said = f'"message":"{message}","type":"x","param":null,"code":{code}'
+    return b'data: {"error":{%s}}\n\n' % said.encode()
 
 
 def faults() -> dict[str, Serve]:
     """Ways to fail before the client has been sent a byte."""
-
-    async def reset(call: Call) -> None:
-        call.reset()
-
-    async def close(call: Call) -> None:
-        call.writer.close()
-
-    async def busy(call: Call) -> None:
-        await call.send(answer(503, b'{"error":"busy"}'))
-
-    async def limited(call: Call) -> None:
-        await call.send(answer(429, b'{"error":"slow"}', "retry-after: 7"))
-
-    async def broken(call: Call) -> None:
-        await call.send(answer(500, b"oops"))
-
-    async def busy_in_stream(call: Call) -> None:
-        event = b'data: {"error":{"message":"busy","type":"x","param":null,"code":503}}\n\n'
-        await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-    async def no_event(call: Call) -> None:
-        await call.send(STREAM_HEAD + b"0\r\n\r\n")
-
-    async def half(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(EVENT[:10]))
-        call.writer.close()
-
-    async def nonsense(call: Call) -> None:
-        await call.send(b"HTTP/1.1 banana\r\n\r\n")
-
-    async def short(call: Call) -> None:
-        await call.send(answer(200, WHOLE)[:-5])
-        call.writer.close()
-
-    async def aborted(call: Call) -> None:
-        event = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
-        await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-    return {f.__name__: f for f in (reset, close, busy, limited, broken, busy_in_stream, no_event,
-                                    half, nonsense, short, aborted)}  # fmt: skip
+    busy_in_stream = STREAM_HEAD + chunk(error_event("busy", 503)) + chunk(DONE) + END
+    return {
+        "reset": sends(end="reset"),
+        "close": sends(end="close"),
+        "busy": busy,
+        "limited": sends(answer(429, b'{"error":"slow"}', "retry-after: 7"), end="keep"),
+        "broken": sends(answer(500, b"oops"), end="keep"),
+        "busy_in_stream": sends(busy_in_stream, end="keep"),
+        "no_event": sends(STREAM_HEAD + END, end="keep"),
+        "half": sends(STREAM_HEAD + chunk(EVENT[:10]), end="close"),
+        "nonsense": sends(b"HTTP/1.1 banana\r\n\r\n", end="keep"),
+        "short": sends(answer(200, WHOLE)[:-5], end="close"),
+        "aborted": sends(STREAM_HEAD + chunk(ABORT) + chunk(DONE) + END, end="keep"),
+    }
 
 
-def cuts() -> dict[str, Serve]:
-    """Ways to fail after the first event."""
-    begin = STREAM_HEAD + chunk(EVENT)
-
-    async def reset(call: Call) -> None:
-        await call.send(begin)
-        await asyncio.sleep(0.1)
-        call.reset()
-
-    async def close(call: Call) -> None:
-        await call.send(begin)
-        await asyncio.sleep(0.1)
-        call.writer.close()
-
-    async def stall(call: Call) -> None:
-        await call.send(begin)
-        await call.hung_up()
-
-    async def no_done(call: Call) -> None:
-        await call.send(begin + b"0\r\n\r\n")
-
-    async def bad_chunk(call: Call) -> None:
-        await call.send(begin)
-        await asyncio.sleep(0.1)
-        await call.send(b"zz\r\nwhat\r\n")
-        await call.hung_up()
-
-    async def error_event(call: Call) -> None:
-        event = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
-        await call.send(begin + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-    async def abort(call: Call) -> None:
-        event = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
-        await call.send(begin + chunk(event) + chunk(USAGE) + chunk(DONE) + b"0\r\n\r\n")
-
-    async def half_event(call: Call) -> None:
-        await call.send(begin + chunk(b"data: {") + chunk(b'"choi'))
-        await asyncio.sleep(0.1)
-        call.writer.close()
-
-    return {f.__name__: f for f in (reset, close, stall, no_done, bad_chunk, error_event, abort,
-                                    half_event)}  # fmt: skip
+def cuts(begin: bytes = STREAM_HEAD + chunk(EVENT)) -> dict[str, Serve]:
+    """Ways to fail after the first event, `begin`."""
+    end = chunk(DONE) + END
+    return {
+        "reset": sends(begin, b"", end="reset"),
+        "close": sends(begin, b"", end="close"),
+        "engine dead": sends(begin, chunk(error_event("EngineCore", 500)) + end),
+        "error as a text": sends(begin, chunk(b'data: {"error":"oh"}\n\n') + end),
+        "error as an object": sends(
+            begin, chunk(b'data: {"object":"error","message":"oh"}\n\n') + end
+        ),
+        "abort": sends(begin, chunk(ABORT) + chunk(USAGE) + end),
+        "no [DONE]": sends(begin, END),
+        "half an event": sends(begin, chunk(EVENT[:9]) + END),
+        "half an event, then a close": sends(begin, chunk(b"data: {"), end="close"),
+        "bad chunk": sends(begin, b"zz\r\n"),
+        "stall": sends(begin),
+        "comments, then a stall": sends(begin, chunk(b": keep-alive\n\n")),
+        "event without end": sends(begin, chunk(b"data: ") + chunk(b"x" * (5 << 20))),
+    }
 
 
 async def fails(call: Call) -> None:
@@ -107,22 +89,7 @@ def malformed() -> dict[str, Serve]:
     ok = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     framed = chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
 
-    def sends(data: bytes) -> Serve:
-        async def serve(call: Call) -> None:
-            await call.send(data)
-            await call.hung_up()
-
-        return serve
-
-    async def endless_field(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(b"event: "))
-        for _ in range(100):
-            await call.send(chunk(b"x" * (64 << 10)))
-
-    async def endless_comments(call: Call) -> None:
-        await call.send(STREAM_HEAD)
-        for _ in range(100):
-            await call.send(chunk(b": " + b"x" * (64 << 10) + b"\n\n"))
+    field, comments = b"x" * (64 << 10), b": " + b"x" * (64 << 10) + b"\n\n"
 
     return {
         "no status line": sends(b"SSH-2.0-OpenSSH\r\n\r\n"),
@@ -147,26 +114,18 @@ def malformed() -> dict[str, Serve]:
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
         "whole for a stream": sends(answer(200, WHOLE)),
         "bad first chunk": sends(f"{ok}transfer-encoding: chunked\r\n\r\nzz\r\n".encode()),
-        "field without end": endless_field,
-        "comments without end": endless_comments,
+        "field without end": sends(
+            STREAM_HEAD + chunk(b"event: ") + chunk(field) * 100, end="keep"
+        ),
+        "comments without end": sends(STREAM_HEAD + chunk(comments) * 100, end="keep"),
         "error as a text": sends(STREAM_HEAD + chunk(b'data: {"error":"oh"}\n\n')),
     }
 
 
 def malformed_whole() -> dict[str, Serve]:
-    def sends(data: bytes, close: bool = False) -> Serve:
-        async def serve(call: Call) -> None:
-            await call.send(data)
-            if close:
-                call.writer.close()
-            else:
-                await call.hung_up()
-
-        return serve
-
     stalled = answer(200, WHOLE)[:-5]
     return {
-        "short body": sends(stalled, close=True),
+        "short body": sends(stalled, end="close"),
         "stalled body": sends(stalled),
         "nothing": sends(answer(200, b"")),
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),

@@ -288,11 +288,14 @@ STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
 @asynccontextmanager
 async def on_stage(
-    *serves: Serve | None, **keys: Any
+    *serves: RawBackend | Serve | None, **keys: Any
 ) -> AsyncIterator[tuple[Stage, list[RawBackend]]]:
     """A proxy with one backend for each of `serves`. Afterwards all must be released."""
     async with AsyncExitStack() as stack:
-        backends = [RawBackend() if serve is None else RawBackend(serve) for serve in serves]
+        backends = [
+            serve if isinstance(serve, RawBackend) else RawBackend(serve or by_request)
+            for serve in serves
+        ]
         for backend in backends:
             await stack.enter_async_context(backend.running())
         on = await stack.enter_async_context(stage([b.url for b in backends], **keys))

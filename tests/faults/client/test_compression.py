@@ -62,7 +62,6 @@ async def test_compressed_bodies_that_are_wrong(coding: str, how: str) -> None:
         code = "invalid_json" if how == "empty" else "invalid_encoding"
         assert (answer.status, answer.error["code"]) == (400, code)
         assert not oracle.requests
-        on.assert_nothing_held()
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
@@ -81,7 +80,6 @@ async def test_a_little_that_becomes_very_much_takes_little_memory(coding: str) 
         assert (answer.status, answer.error["code"]) == (413, "request_too_large")
         assert most < 8 << 20
         assert not oracle.requests
-        on.assert_nothing_held()
 
 
 async def test_a_window_of_zstd_that_takes_much_memory_is_refused() -> None:

@@ -117,9 +117,9 @@ ODD_CODINGS = (
 
 @pytest.mark.parametrize("coding", ODD_CODINGS)
 async def test_a_transfer_coding_other_than_chunked(coding: bytes) -> None:
-    await refused(
-        POST + HOST + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + CHUNKS + NEXT, 400, 501
-    )
+    head = POST + HOST + b"Transfer-Encoding: " + coding + b"\r\n\r\n"
+    statuses = (501,) if coding == b"gzip, chunked" else (400, 501)
+    await refused(head + CHUNKS + NEXT, *statuses)
 
 
 REQUEST_LINES = {

@@ -6,7 +6,7 @@ import resource
 from contextlib import AsyncExitStack
 
 import pytest
-from proxy_stage import RawBackend, chunk, settle, silent, stage
+from proxy_stage import chunk, on_stage, settle, silent
 from raw_client import (
     BODY,
     CLOSE,
@@ -127,16 +127,13 @@ class TestBodies:
     async def test_room_is_held_until_the_answer(self) -> None:
         limits = {"queue_bytes": 40}
         async with (
-            RawBackend(silent).running() as backend,
-            stage([backend.url], limits=limits) as on,
+            on_stage(silent, limits=limits) as (on, _),
+            connected(on) as (_, writer),
         ):
-            async with connected(on) as (_, writer):
-                writer.write(GOOD)
-                await settle()
-                assert on.proxy.app._budget.held == len(BODY)
-                assert (await ask(on, GOOD)).status == 429
+            writer.write(GOOD)
             await settle()
-            on.assert_nothing_held()
+            assert on.proxy.app._budget.held == len(BODY)
+            assert (await ask(on, GOOD)).status == 429
 
 
 class TestExpect:

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from aiohttp import web
-from proxy_stage import STREAM_HEAD, USAGE, Call, RawBackend, chunk, settle, silent, stage
+from proxy_stage import STREAM_HEAD, USAGE, Call, chunk, on_stage, settle, silent
 from raw_client import (
     BODY,
     GOOD,
@@ -69,14 +69,12 @@ class TestSlowHeaders:
             await asyncio.sleep(30)
             await call.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-        async with RawBackend(slow).running() as backend, stage([backend.url]) as on:
+        async with on_stage(slow) as (on, _):
             body = b'{"prompt":"x","stream":true}'
             first = POST + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
             got = await raw(on, first, HEAD, pause_s=1)
             (answer,) = responses(got)
             assert answer.body == USAGE + b"data: [DONE]\n\n"
-            await settle()
-            on.assert_nothing_held()
 
     @pytest.mark.parametrize(("first", "after_s"), [(b"", 10), (GOOD, 75)])
     async def test_silence_is_not_answered(self, first: bytes, after_s: float) -> None:
@@ -151,18 +149,19 @@ class TestGone:
     async def test_while_waiting_for_the_answer(self, how: str, behind: bytes) -> None:
         """A half-close too is taken for a client that is gone; pipelined requests hide nothing."""
 
-        async with RawBackend(silent).running() as backend, stage([backend.url]) as on:
-            async with connected(on) as (reader, writer):
-                writer.write(GOOD + behind)
-                await settle()
-                assert backend.open == 1
-                leave(writer, how)
-                await settle()
-                assert backend.open == 0
-                assert len(backend.calls) == 1
-                if how == "half-close":
-                    assert await reader.read() == b""
-            on.assert_nothing_held()
+        async with (
+            on_stage(silent) as (on, (backend,)),
+            connected(on) as (reader, writer),
+        ):
+            writer.write(GOOD + behind)
+            await settle()
+            assert backend.open == 1
+            leave(writer, how)
+            await settle()
+            assert backend.open == 0
+            assert len(backend.calls) == 1
+            if how == "half-close":
+                assert await reader.read() == b""
 
 
 class TestNeverReading:

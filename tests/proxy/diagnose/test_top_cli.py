@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, stage
+from proxy_stage import on_stage
 from rich.console import Console
 
 from forebay.proxy.cli import main
@@ -130,7 +130,7 @@ def test_a_frame_fits_80_columns(colour: bool) -> None:
 
 
 async def test_a_frame_of_a_running_proxy() -> None:
-    async with RawBackend().running() as raw, stage([raw.url]) as on:
+    async with on_stage(None) as (on, _):
         for _ in range(3):
             async with on.post({"prompt": "x", "stream": True}) as response:
                 await response.read()

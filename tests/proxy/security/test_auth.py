@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from proxy_stage import RawBackend, Stage, answer, on_stage, stage, whole
+from proxy_stage import RawBackend, Stage, answer, on_stage, whole
 from said import Said
 
 from forebay.proxy.api.cache_salt import CacheSalts
@@ -591,7 +591,7 @@ async def test_without_keys_the_clients_authorization_is_the_backends_to_check()
     async def refuses(call: Any) -> None:
         await call.send(answer(401, b'{"error":"Unauthorized"}'))
 
-    async with RawBackend(refuses).running() as backend, stage([backend.url]) as on:
+    async with on_stage(refuses) as (on, (backend,)):
         async with on.post(**with_key("theirs")) as response:
             assert (response.status, await response.read()) == (
                 401,

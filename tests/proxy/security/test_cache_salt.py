@@ -15,7 +15,7 @@ import pytest
 from cache_spy import KEYS, Spy, ks_p
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_stage import RawBackend, stage
+from proxy_stage import RawBackend, on_stage, stage
 from pydantic import BaseModel, ConfigDict
 
 from forebay.proxy.api.body import ParsedBody, read_fields
@@ -274,10 +274,7 @@ class TestSideChannel:
         assert ks_p(spy.ttft_s["asked before"], spy.ttft_s["new"]) < 0.001
 
     async def test_the_backend_gets_the_salt_of_the_tenant(self) -> None:
-        async with (
-            RawBackend().running() as backend,
-            stage([backend.url], tenants=TENANTS) as on,
-        ):
+        async with on_stage(None, tenants=TENANTS) as (on, (backend,)):
             for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
                 for key in ("key-of-victim", "key-of-spy"):
                     body = {"prompt": "x", "cache_salt": "guess"}

@@ -18,6 +18,7 @@ from proxy_stage import (
     answer,
     by_request,
     chunk,
+    on_stage,
     stage,
 )
 
@@ -68,7 +69,7 @@ async def by_user(call: Call) -> None:
     ],
 )
 async def test_each_request_is_counted_once_by_its_outcome(user: str, outcome: str) -> None:
-    async with RawBackend(by_user).running() as backend, stage([backend.url]) as on:
+    async with on_stage(by_user) as (on, _):
         body = {"prompt": "x", "stream": True, "max_tokens": 3, "user": user}
         with suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(5), on.post(body) as response:
@@ -81,7 +82,7 @@ async def test_each_request_is_counted_once_by_its_outcome(user: str, outcome: s
 
 
 async def test_time_to_first_token_counts_from_dispatch_beside_its_prediction() -> None:
-    async with RawBackend(by_user).running() as backend, stage([backend.url]) as on:
+    async with on_stage(by_user) as (on, _):
         async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
             await response.read()
         text = on.proxy.metrics.text().decode()
@@ -94,7 +95,7 @@ async def test_time_to_first_token_counts_from_dispatch_beside_its_prediction() 
 
 
 async def test_states_and_how_often_each_was_entered() -> None:
-    async with RawBackend().running() as backend, stage([backend.url]) as on:
+    async with on_stage(None) as (on, (backend,)):
         backend.healthy = False
         await asyncio.sleep(5)
         text = on.proxy.metrics.text().decode()

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, stage
+from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, on_stage, stage
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.telemetry.log_events import LogEvent
@@ -36,7 +36,7 @@ def lines(logs: dict[str, Any], serve: Any = by_request, **body: Any) -> list[st
 
     async def main() -> None:
         configure_logs(Logs(**logs), out)
-        async with RawBackend(serve).running() as backend, stage([backend.url], logs=logs) as on:
+        async with on_stage(serve, logs=logs) as (on, _):
             fields = {"prompt": SECRET, "model": SECRET, "max_tokens": 3, **body}
             headers = {"authorization": f"Bearer {SECRET}", "x-request-id": "req-1"}
             async with on.post(fields, f"/v1/completions?q={SECRET}", headers=headers) as answer:

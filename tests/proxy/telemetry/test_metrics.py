@@ -13,6 +13,7 @@ from proxy_stage import (
     RawBackend,
     answer,
     by_request,
+    on_stage,
     stage,
 )
 
@@ -114,7 +115,7 @@ def check(text: str) -> None:
 
 
 async def test_the_figures_of_one_stream() -> None:
-    async with RawBackend().running() as backend, stage([backend.url]) as on:
+    async with on_stage(None) as (on, _):
         async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
             await response.read()
         text = on.proxy.metrics.text().decode()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from proxy_stage import Call, RawBackend, by_request, stage
+from proxy_stage import Call, RawBackend, by_request, on_stage, stage
 
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.logs.tracing import Tracer
@@ -105,10 +105,7 @@ def test_a_client_that_leaves() -> None:
 
     async def main() -> None:
         tracer = Tracer(Tracing(enabled=True), exporter)
-        async with (
-            RawBackend(silent).running() as backend,
-            stage([backend.url], tracer=tracer) as on,
-        ):
+        async with on_stage(silent, tracer=tracer) as (on, _):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1), on.post():
                     pass
