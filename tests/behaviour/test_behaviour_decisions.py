@@ -30,7 +30,7 @@ class TestTheJudge:
         trace = [about(i, 0.0, f"d{i}", 20_000) for i in range(2)]
         return judge(trace, TtftTargets(scenario, {"document": target_s}))
 
-    def test_what_would_have_been_in_time_was_refused_falsely(self) -> None:
+    def test_requests_that_would_have_been_in_time_were_rejected_falsely(self) -> None:
         found = self.two(target_s=5.0)
         assert (found.met, len(found.rejected), found.missed) == (1, 1, [])
         assert found.tried == {"1": True}
@@ -38,12 +38,12 @@ class TestTheJudge:
         assert found.otherwise == {"never": 2, "without margin": 1}
         assert found.false_together == 0.5
 
-    def test_what_would_have_been_late_was_not(self) -> None:
+    def test_requests_that_would_have_been_late_were_rejected_rightly(self) -> None:
         found = self.two(target_s=0.9)
         assert found.tried == {"1": False}
         assert found.false_alone == found.false_together == 0.0
 
-    def test_who_is_taken_in_and_late_is_missed(self) -> None:
+    def test_an_admitted_request_that_is_late_counts_as_missed(self) -> None:
         found = self.two(target_s=0.1)  # an idle engine refuses nobody
         assert len(found.missed) == 1
         assert found.missed_share == 1.0
@@ -90,7 +90,7 @@ class TestWhatMadeThemFalse:
         assert shaper.queued("document") == 8
         assert shaper.arrive(Request("c", 1_000), 0.1) == []  # queued, not refused
 
-    def test_who_is_sent_at_once_is_not_refused_for_a_wait(self) -> None:
+    def test_a_request_that_is_sent_at_once_is_not_rejected_for_a_wait(self) -> None:
         shaper = self.shaper(slots=64)
         for i in range(3):  # those that wait have an earlier deadline than the chat will have
             patience_s = 100.0 if i == 0 else 3.3

@@ -159,12 +159,12 @@ class TestFiftyUsersOfOneDocument:
         return config.server_times().alone_s(tokens) + admit_s
 
     @pytest.mark.parametrize("system", [0, 4_096])
-    def test_who_come_at_once(self, system: int) -> None:
+    def test_questions_at_once(self, system: int) -> None:
         self.hold(fifty(0.0, system), fifty(0.0, system, cached=True))
 
     @pytest.mark.parametrize("system", [0, 4_096])
     @pytest.mark.parametrize("seed", range(2))
-    def test_who_come_within_five_seconds(self, system: int, seed: int) -> None:
+    def test_questions_within_five_seconds(self, system: int, seed: int) -> None:
         self.hold(fifty(5.0, system, seed=seed), fifty(0.0, system, cached=True))
 
     @pytest.mark.parametrize("system", [0, 4_096])

@@ -66,9 +66,7 @@ def shape(trace: list[TraceRequest]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_what_was_captured_replays_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_replays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SALT, "a secret of many characters")
     first_file, second_file = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     production = through_a_proxy(

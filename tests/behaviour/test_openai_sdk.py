@@ -1,8 +1,8 @@
 """openai-python pointed at the proxy works unchanged."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import openai
@@ -12,31 +12,26 @@ from proxy_stage import RawBackend, answer, silent, stage
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 
+# The client uses threads, which a virtual clock cannot wait for.
+pytestmark = pytest.mark.real_time
+
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 TOO_MANY: Any = [{"role": "user", "content": "x" * 3_000_000}]  # at any number of bytes per token
 NO_LIST: Any = "hello"
 
 
-def with_client(
-    use: Callable[[openai.AsyncOpenAI], Awaitable[None]],
-    backend: RawBackend | None = None,
-    **keys: Any,
-) -> None:
-    """Give `use` a client of a proxy in front of an engine, or of `backend`.
-
-    In real time: the client uses threads, which a virtual clock cannot wait for.
-    """
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            running = backend.running() if backend else start_engine(EngineConfig(time_scale=20))
-            url = (await stack.enter_async_context(running)).url  # type: ignore[attr-defined]
-            on = await stack.enter_async_context(stage([url], **keys))
-            client = openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0)
-            async with client:
-                await use(client)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def with_client(
+    backend: RawBackend | None = None, **keys: Any
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a proxy in front of an engine, or of `backend`."""
+    async with AsyncExitStack() as stack:
+        running = backend.running() if backend else start_engine(EngineConfig(time_scale=20))
+        url = (await stack.enter_async_context(running)).url  # type: ignore[attr-defined]
+        on = await stack.enter_async_context(stage([url], **keys))
+        client = openai.AsyncOpenAI(base_url=on.url + "/v1", api_key="k", max_retries=0)
+        async with client:
+            yield client
 
 
 async def has_one(backend: RawBackend) -> None:
@@ -45,8 +40,8 @@ async def has_one(backend: RawBackend) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_chat() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
+async def test_chat() -> None:
+    async with with_client() as client:
         got = await client.chat.completions.create(
             model="llama-3-8b", messages=MESSAGES, max_tokens=5
         )
@@ -56,11 +51,9 @@ def test_chat() -> None:
         assert got.usage.prompt_tokens_details is not None
         assert got.usage.prompt_tokens_details.cached_tokens == 0
 
-    with_client(use)
 
-
-def test_chat_stream_with_usage() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
+async def test_chat_stream_with_usage() -> None:
+    async with with_client() as client:
         stream = await client.chat.completions.create(
             model="llama-3-8b",
             messages=MESSAGES,
@@ -75,11 +68,9 @@ def test_chat_stream_with_usage() -> None:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 5
 
-    with_client(use)
 
-
-def test_completion_with_token_ids_and_models() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
+async def test_completion_with_token_ids_and_models() -> None:
+    async with with_client() as client:
         got = await client.completions.create(
             model="llama-3-8b", prompt=list(range(100)), max_tokens=3
         )
@@ -87,11 +78,9 @@ def test_completion_with_token_ids_and_models() -> None:
         assert got.usage.prompt_tokens == 100
         assert [model.id async for model in client.models.list()] == ["llama-3-8b"]
 
-    with_client(use)
 
-
-def test_raw_response_headers() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
+async def test_raw_response_headers() -> None:
+    async with with_client() as client:
         raw = await client.chat.completions.with_raw_response.create(
             model="llama-3-8b", messages=MESSAGES, max_tokens=2,
             extra_headers={"x-request-id": "mine-1"},
@@ -101,11 +90,9 @@ def test_raw_response_headers() -> None:
         assert float(raw.headers["x-forebay-queue-ms"]) >= 0
         assert raw.parse().choices
 
-    with_client(use)
 
-
-def test_mistakes_are_the_right_exceptions() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
+async def test_mistakes_are_the_right_exceptions() -> None:
+    async with with_client() as client:
         create = client.chat.completions.create
         with pytest.raises(openai.NotFoundError) as wrong_model:
             await create(model="nope", messages=MESSAGES)
@@ -120,29 +107,28 @@ def test_mistakes_are_the_right_exceptions() -> None:
         with pytest.raises(openai.NotFoundError):
             await client.files.list()
 
-    with_client(use)
-
 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(401, openai.AuthenticationError), (429, openai.RateLimitError),
      (500, openai.InternalServerError), (503, openai.InternalServerError)],
 )  # fmt: skip
-def test_the_backends_own_errors(status: int, kind: type[Exception]) -> None:
+async def test_the_backends_own_errors(status: int, kind: type[Exception]) -> None:
     async def fail(call: Any) -> None:
         await call.send(
             answer(status, b'{"error":{"message":"no","type":"t","param":null,"code":1}}')
         )
 
-    async def use(client: openai.AsyncOpenAI) -> None:
+    async with with_client(RawBackend(fail)) as client:
         with pytest.raises(kind):
             await client.chat.completions.create(model="m", messages=MESSAGES)
 
-    with_client(use, RawBackend(fail))
 
+async def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
+    backend = RawBackend(silent)
+    buckets = [{"name": "chat", "up_to": 5000, "max_queue": 0, "max_wait": "30s"}]
+    async with with_client(backend, slots=1, buckets=buckets) as client:
 
-def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
         async def ask() -> None:
             await client.chat.completions.create(model="m", messages=MESSAGES)
 
@@ -155,18 +141,17 @@ def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
 
-    backend = RawBackend(silent)
-    buckets = [{"name": "chat", "up_to": 5000, "max_queue": 0, "max_wait": "30s"}]
-    with_client(use, backend, slots=1, buckets=buckets)
-
 
 @pytest.mark.parametrize(("words", "again"), [(12, None), (60_000, "false")])
-def test_it_is_told_not_to_come_back_only_when_that_is_hopeless(
+async def test_a_client_is_told_not_to_come_back_only_when_that_is_hopeless(
     words: int, again: str | None
 ) -> None:
     """Behind a long prompt a short one is late; another long one would be late wherever it is."""
 
-    async def use(client: openai.AsyncOpenAI) -> None:
+    backend = RawBackend(silent)
+    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
+    async with with_client(backend, buckets=buckets) as client:
+
         async def ask(text: str, **headers: str) -> None:
             messages: Any = [{"role": "user", "content": text}]
             await client.chat.completions.create(
@@ -183,15 +168,14 @@ def test_it_is_told_not_to_come_back_only_when_that_is_hopeless(
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
 
-    backend = RawBackend(silent)
-    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
-    with_client(use, backend, buckets=buckets)
 
-
-def test_the_timeout_of_the_client_counts() -> None:
+async def test_the_timeout_of_the_client_counts() -> None:
     """It sends that with each request; behind a long prompt a short one would be late."""
 
-    async def use(client: openai.AsyncOpenAI) -> None:
+    backend = RawBackend(silent)
+    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
+    async with with_client(backend, buckets=buckets) as client:
+
         async def ask(text: str, timeout_s: float) -> None:
             messages: Any = [{"role": "user", "content": text}]
             hasty = client.with_options(timeout=timeout_s)
@@ -205,23 +189,17 @@ def test_the_timeout_of_the_client_counts() -> None:
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
 
-    backend = RawBackend(silent)
-    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
-    with_client(use, backend, buckets=buckets)
 
-
-def test_a_cut_stream_raises() -> None:
-    async def use(client: openai.AsyncOpenAI) -> None:
-        stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        await anext(stream)
-        with pytest.raises(openai.APIError) as cut:
-            await anext(stream)
-        assert cut.value.code == "upstream_stream_error"
-
+async def test_a_cut_stream_raises() -> None:
     async def die(call: Any) -> None:
         from proxy_stage import EVENT, STREAM_HEAD, chunk
 
         await call.send(STREAM_HEAD + chunk(EVENT))
         call.writer.close()
 
-    with_client(use, RawBackend(die))
+    async with with_client(RawBackend(die)) as client:
+        stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        await anext(stream)
+        with pytest.raises(openai.APIError) as cut:
+            await anext(stream)
+        assert cut.value.code == "upstream_stream_error"

@@ -16,7 +16,6 @@ from proxy_stage import (
     error_of,
     on_stage,
     play,
-    settle,
     stage,
     whole,
 )
@@ -89,23 +88,13 @@ def test_a_form_elsewhere_must_be_one() -> None:
 )
 def test_no_exception_of_a_policy_ends_more_than_its_choice(error: type[BaseException]) -> None:
     def choose(request: Request, engines: Any, now: float) -> Option:
+        assert isinstance(engines, tuple)
         raise error
 
     said, option = Said(), Option("a", 0.0, 0.0, 1.0, 1.0, 0, 0.0)
     route = GuardedRoute(CheckedRoute("mine", choose), said)
     assert route(Request("r", 1), [option], Affinity(), 0.0) is option
     assert error.__name__ in said[0]
-
-
-def test_a_policy_gets_a_tuple() -> None:
-    def choose(request: Request, engines: Any, now: float) -> Option:
-        engines.clear()
-        raise AssertionError
-
-    said, options = Said(), [Option("a", 0.0, 0.0, 1.0, 1.0, 0, 0.0)]
-    route = GuardedRoute(CheckedRoute("mine", choose), said)
-    assert route(Request("r", 1), options, Affinity(), 0.0) is options[0]
-    assert "AttributeError" in said[0]
 
 
 # Memory.
@@ -196,26 +185,6 @@ async def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
 
 
 # Endings and files.
-
-
-async def test_a_proxy_that_stops_does_not_wait_for_servers_that_are_not_there() -> None:
-    buckets = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    async with on_stage(None, buckets=buckets, hold={"max_requests": 64}) as (on, backends):
-        backends[0].healthy = False
-        await asyncio.sleep(10)
-        clock = asyncio.get_running_loop().time
-
-        async def code() -> str:
-            async with on.post() as response:
-                return str((await error_of(response))["code"])
-
-        tasks = [asyncio.create_task(code()) for _ in range(20)]
-        await settle()
-        assert on.proxy.app.held.count == 20
-        began = clock()
-        assert await on.proxy.drain(30.0) == 0
-        assert clock() - began < 1.0
-        assert await asyncio.gather(*tasks) == ["draining"] * 20
 
 
 @pytest.mark.parametrize("key", ["usage", "metrics"])

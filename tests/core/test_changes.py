@@ -156,7 +156,7 @@ def test_a_drained_backend_keeps_its_streams_and_gives_its_queue_away() -> None:
     assert (sent.request.id, sent.backend) == ("3", other)
 
 
-def test_who_waits_for_a_backend_that_no_other_replaces_is_refused() -> None:
+def test_a_request_for_a_backend_that_no_other_replaces_is_rejected() -> None:
     made = shaper("a")
     assert [type(a) for a in ask(made, "1", 100_000)] == [Send]
     assert ask(made, "2", 100_000) == []
@@ -189,7 +189,7 @@ def test_requests_follow_their_length_into_other_buckets() -> None:
     assert made.wake_at() == inf
 
 
-def test_what_waits_is_sent_once_the_proxy_only_observes() -> None:
+def test_waiting_requests_are_sent_once_the_proxy_only_observes() -> None:
     made = shaper("a")
     for i in range(4):
         ask(made, str(i), 500)
@@ -213,7 +213,7 @@ def test_a_retry_after_a_change_counts_for_the_new_bucket() -> None:
     assert again.bucket == "all"
 
 
-def test_what_is_cached_is_remembered_when_the_fleet_grows_and_shrinks() -> None:
+def test_cached_prefixes_are_remembered_when_the_fleet_grows_and_shrinks() -> None:
     """Beyond eight backends those that hold a prefix are found by an index over all of them."""
     made = shaper(*"abcdefgh")
     (sent,) = ask(made, "1", 120_000, blocks=PDF, block_tokens=2000.0)
@@ -237,7 +237,7 @@ def test_what_is_cached_is_remembered_when_the_fleet_grows_and_shrinks() -> None
     assert sent.backend == holder
 
 
-def test_one_that_is_taken_back_while_it_drains_is_another_server() -> None:
+def test_a_backend_that_is_taken_back_while_it_drains_is_another_server() -> None:
     """Operators take a server out to restart it, or give its name to another URL."""
     made = shaper("a")
     ask(made, "1", 120_000, blocks=PDF, block_tokens=2000.0)

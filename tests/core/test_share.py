@@ -182,7 +182,7 @@ class TestShaper:
             "a"
         ]
 
-    def test_who_has_gone_silent_is_forgotten_and_gives_all_back(self) -> None:
+    def test_a_silent_proxy_is_forgotten_and_gives_all_back(self) -> None:
         shaper = a_shaper("a")
         shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
         shaper.arrive(Request("d", 100_000), 0.0)
@@ -224,7 +224,7 @@ class TestShaper:
         for shaper in (one, other):
             assert shaper.backends["a"].prefill_s(work, 0) == pytest.approx(whole_s, rel=0.35)
 
-    def test_what_others_put_into_the_cache_pushes_ours_out(self) -> None:
+    def test_prompts_of_other_proxies_push_ours_out_of_the_cache(self) -> None:
         shaper = a_shaper("a", kv_tokens=10_000.0)
         prompt = Request("d", 5_000, 0, tuple(range(10)), 500.0)
         shaper.arrive(prompt, 0.0)
@@ -320,7 +320,7 @@ class TestComputedPrompts:
         turn = Request("t2", 63_000, 50, (*blocks, 900), 2_048.0)
         assert sent_to(other.arrive(turn, 20.0)) == [home]
 
-    def test_what_is_told_takes_the_room_of_a_prompt_once(self) -> None:
+    def test_a_reported_prompt_takes_its_room_once(self) -> None:
         one, other = a_shaper("a"), a_shaper("a")
         one.peering.reported("other", ProxyReport({}), 0.0)
         other.peering.reported("one", one.peering.report(0.0), 0.0)

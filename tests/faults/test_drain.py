@@ -42,7 +42,7 @@ async def ask(on: Stage) -> Told:
 class TestPatienceOver:
     """503 `draining` for all that has no answer yet, and no backend is asked any more."""
 
-    async def test_those_that_are_queued_are_told_and_never_sent(self) -> None:
+    async def test_queued_requests_are_told_and_never_sent(self) -> None:
         async with on_stage(silent, **ONE_SLOT) as (on, backends):
             tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
             await until(lambda: on.proxy.driver.shaper.queued("chat") == 2)
@@ -50,7 +50,7 @@ class TestPatienceOver:
             assert await asyncio.gather(*tasks) == [(503, "draining")] * 3
             assert len(backends[0].calls) == 1
 
-    async def test_one_that_waits_to_be_tried_again(self) -> None:
+    async def test_a_request_that_waits_for_its_retry(self) -> None:
         async def fails(call: Call) -> None:
             if b"first" not in call.body:
                 await first_is_there.wait()
@@ -73,7 +73,7 @@ class TestPatienceOver:
             held.release()
             assert sum(len(b.calls) for b in backends) == 2
 
-    async def test_one_whose_body_came_late(self) -> None:
+    async def test_a_request_whose_body_came_late(self) -> None:
         async with on_stage(None) as (on, backends):
             client = await Raw.connect(on)
             client.post(sent=10)
@@ -135,8 +135,8 @@ SHARED: dict[str, Any] = {"port": 0, "admin_port": 0, "reuse_port": True}
 class TestHandover:
     """The drain starts while clients are connecting."""
 
-    def test_handshakes_that_fail_or_never_come(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_handshakes_that_fail_or_never_come(self, tmp_path: Path) -> None:
+        async with on_tls(tmp_path, listen=SHARED, timeouts={"lame_duck": "1s"}) as (on, _):
             host, port = on.url.removeprefix("https://").split(":")
             # In one turn of the loop: the proxy has accepted none of them.
             mute, garbage, good = [socket.create_connection((host, int(port))) for _ in range(3)]
@@ -159,8 +159,6 @@ class TestHandover:
             mute.close()
             garbage.close()
 
-        on_tls(scene, tmp_path, listen=SHARED, timeouts={"lame_duck": "1s"})
-
     @pytest.mark.parametrize("spare", [0, 1, 2])
     async def test_without_descriptors(self, spare: int) -> None:
         """For the duplicates of its listening sockets, for those that wait to be accepted."""
@@ -181,7 +179,7 @@ class TestHandover:
                     each.close()
 
     @pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
-    def test_one_that_comes_after_the_last_accept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_connection_after_the_last_accept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Is not reset: its SYN goes unheard, and the next one, a second later, to the new one."""
         late: list[socket.socket] = []
 

@@ -50,7 +50,7 @@ def fill(budget: ByteBudget, holder: str, size: int) -> None:
 
 
 class TestShares:
-    def test_one_holder_leaves_a_third_for_others(self) -> None:
+    def test_a_holder_leaves_a_third_for_others(self) -> None:
         budget = ByteBudget(90 * MIB)
         with pytest.raises(ApiError) as refused:
             fill(budget, "greedy", MIB)
@@ -149,7 +149,7 @@ class TestUploads:
             for _ in range(5):
                 assert (await ask(on, post())).status == 200
 
-    async def test_what_came_fast_buys_no_time_for_silence(self) -> None:
+    async def test_a_fast_beginning_buys_no_time_for_silence(self) -> None:
         async with before_oracle() as (on, _):
             began = asyncio.get_running_loop().time()
             head = POST + HOST + b"Content-Length: 10000001\r\n\r\n"
@@ -352,6 +352,5 @@ class TestAnswers:
             await call.hung_up()
 
         async with on_stage(serve, limits={"queue_bytes": MIB}) as (on, _):
-            async with on.post({"prompt": "x", "stream": True}) as response:
-                assert response.status == 502
+            assert await on.status({"prompt": "x", "stream": True}) == 502
             assert on.proxy.app._budget.held == 0

@@ -32,7 +32,7 @@ async def test_the_label_of_the_kv_cache_counts_before_the_product(
         assert link.kv_tokens == tokens
 
 
-async def test_what_agents_send_passes_byte_for_byte() -> None:
+async def test_bodies_of_agents_pass_byte_for_byte() -> None:
     tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(128)]
     call = {"id": "1", "type": "function", "function": {"name": "f1", "arguments": "{}"}}
     messages = [
@@ -49,6 +49,5 @@ async def test_what_agents_send_passes_byte_for_byte() -> None:
     body = json.dumps(fields, indent=1).encode()
 
     async with on_stage(None) as (on, backends):
-        async with on.post(body, path="/v1/chat/completions") as response:
-            assert response.status == 200
+        assert await on.status(body, path="/v1/chat/completions") == 200
         assert backends[0].calls[0].body == body

@@ -132,8 +132,7 @@ async def test_no_backend_is_blamed(number: int) -> None:
         assert 'kind="shortage"' in on.proxy.metrics.text().decode()
         for link in on.proxy.backends.links.values():
             link.origin._loop = asyncio.get_running_loop()
-        async with on.post() as response:
-            assert response.status == 200
+        assert await on.status() == 200
 
 
 async def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +151,7 @@ async def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.Monk
         assert not any("is unreachable" in line for line in on.said)
         monkeypatch.setattr(Origin, "_connect", real)
         await asyncio.sleep(2)
-        async with on.post() as response:
-            assert response.status == 200
+        assert await on.status() == 200
 
 
 def test_none_left_to_look_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +285,7 @@ class TestHistogramLog:
         async def main() -> list[str]:
             async with on_stage(by_request, metrics={"hlog": "/dev/full"}) as (on, _):
                 for _ in range(5):
-                    async with on.post(STREAMED) as response:
-                        assert response.status == 200
+                    assert await on.status(STREAMED) == 200
                     await asyncio.sleep(1)
             return on.said
 
@@ -312,7 +309,7 @@ class TestHistogramLog:
         assert status == 0
         assert sum(self.says in line for line in told) == 1
 
-    def test_it_goes_on_whole_once_there_is_room(self, tmp_path: Path) -> None:
+    def test_the_log_goes_on_whole_once_there_is_room(self, tmp_path: Path) -> None:
         path, rng, recorded = tmp_path / "ttft.hlog", random.Random(1), 0
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 

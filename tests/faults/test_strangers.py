@@ -101,7 +101,7 @@ class TestWhoseLoad:
             protection.decide()
             assert protection.shed == (0 if strangers else 2)
 
-    async def test_what_is_counted(self) -> None:
+    async def test_seconds_of_parsing_and_rejecting_are_counted(self) -> None:
         async with before_oracle() as (on, _):
             port, public = on.proxy.app._port, on.proxy.listeners[0][1]
             assert (await ask(on, post())).status == 200

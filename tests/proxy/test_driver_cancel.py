@@ -129,7 +129,7 @@ class Over(Exception):
 
 
 @pytest.mark.parametrize("turns", range(3))
-async def test_those_who_wait_are_ended_and_so_are_those_who_come_later(turns: int) -> None:
+async def test_waiting_requests_are_ended_and_so_are_later_ones(turns: int) -> None:
     scene = Scene({"a": 1})
     async with scene.driver.slot(Request("first", 1)):
         second, third, fourth = [

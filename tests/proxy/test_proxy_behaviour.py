@@ -135,7 +135,9 @@ class TestAFleetThatRefuses:
             assert sum(len(b.calls) for b in backends) <= 21
             assert all(b.calls for b in backends)
 
-    async def test_one_that_serves_again_is_asked_for_what_the_other_refuses(self) -> None:
+    async def test_a_backend_that_serves_again_is_asked_for_requests_that_the_other_refuses(
+        self,
+    ) -> None:
         serves: list[Any] = [busy, busy]
 
         def nth(index: int) -> Any:

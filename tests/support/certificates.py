@@ -1,14 +1,13 @@
 """Certificates made for a test, and a proxy that serves with them."""
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import trustme
-from proxy_stage import RawBackend, Stage, settle, stage
-
-from forebay.replay.clock.virtual_loop import run
+from proxy_stage import RawBackend, Stage, on_stage
 
 CA = trustme.CA()
 
@@ -31,16 +30,10 @@ def trusting(**options: Any) -> ssl.SSLContext:
     return context
 
 
-def on_tls(
-    scene: Callable[[Stage, RawBackend], Awaitable[None]], folder: Path, **keys: Any
-) -> None:
+@asynccontextmanager
+async def on_tls(folder: Path, **keys: Any) -> AsyncIterator[tuple[Stage, RawBackend]]:
+    """A proxy that serves with a certificate of CA, and its backend."""
     tls = write(folder, CA.issue_cert("127.0.0.1", "localhost"))
-
-    async def main() -> None:
-        async with RawBackend().running() as backend, stage([backend.url], tls=tls, **keys) as on:
-            assert on.url.startswith("https://")
-            await scene(on, backend)
-            await settle()
-            on.assert_nothing_held()
-
-    run(main())
+    async with on_stage(None, tls=tls, **keys) as (on, (backend,)):
+        assert on.url.startswith("https://")
+        yield on, backend

@@ -203,6 +203,16 @@ class Stage:
         headers = {"content-type": "application/json", **options.pop("headers", {})}
         return self.client.post(self.url + path, data=data, headers=headers, **options)
 
+    async def status(self, body: Any = None, path: str = "/v1/completions", **options: Any) -> int:
+        """POST a completion, and return the status of the answer."""
+        async with self.post(body, path, **options) as response:
+            return int(response.status)
+
+    async def status_of(self, url: str, **options: Any) -> int:
+        """GET `url`, and return the status of the answer."""
+        async with self.client.get(url, **options) as response:
+            return response.status
+
     def assert_nothing_held(self) -> None:
         """Every slot, queue place and byte has been given back."""
         shaper = self.proxy.driver.shaper

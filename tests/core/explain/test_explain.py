@@ -215,7 +215,7 @@ class TestRefusals:
         made.wake(1.3)
         assert receipts_of(made).tally("document").refusals["unjudged"] > 0
 
-    def test_it_could_start_but_stands_behind_its_own_tenant_in_a_full_line(self) -> None:
+    def test_a_request_behind_its_own_tenant_in_a_full_line(self) -> None:
         one = (Bucket("all", 131_072, 1, 30.0),)
         made = explained(kv_tokens=10_000, buckets=one, tenants=(Tenant("t"),))
         made.arrive(Request("r", 4_000, 3_000), 0.0)
@@ -453,7 +453,7 @@ class TestMemory:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_decides_as_one_that_keeps_no_receipts(seed: int) -> None:
+def test_receipts_change_no_decision(seed: int) -> None:
     plain = a_shaper()
     specs = [backend.spec for backend in plain.backends.values()]
     kept = Shaper(specs, list(plain.buckets.values()), recorder=DecisionRecorder(100_000))
@@ -582,7 +582,7 @@ def test_a_refusal_whose_place_another_took() -> None:
     assert receipt.hindsight == "costs_another"
 
 
-def test_what_is_not_followed_is_counted() -> None:
+def test_rejections_that_are_not_followed_are_counted() -> None:
     made = explained()
     fill(made, LONG, "d")
     for number in range(20):

@@ -41,7 +41,7 @@ def test_whatever_comes_is_sent_at_once() -> None:
     assert shaper.wake_at() == float("inf")
 
 
-def test_what_would_have_been_decided_is_counted() -> None:
+def test_the_decisions_of_mode_shape_are_counted() -> None:
     """A request that would wait is counted when it would be sent."""
     shaper, recorder = observing()
     for i in range(40):
@@ -133,7 +133,7 @@ def test_a_large_fleet_is_looked_at_whole() -> None:
     assert set(sent.values()) == {3}
 
 
-def test_what_would_be_over_quota_is_neither_charged_nor_refunded() -> None:
+def test_a_request_over_quota_is_neither_charged_nor_refunded() -> None:
     """The engine counts fewer tokens than a quota is charged for a guess."""
     shaper, recorder = observing(tenants=(Tenant("a", 1.0, 1.0, 1_000.0),))
     for i in range(8):
@@ -174,7 +174,7 @@ def test_rejections_make_room_in_the_forecast() -> None:
     assert max(waits) < 45.0
 
 
-def test_it_learns_the_speed_of_the_servers_from_the_traffic() -> None:
+def test_the_speed_of_the_servers_is_learned_from_the_traffic() -> None:
     """Ten times slower than the prior: of documents that the prior serves, most are rejected."""
     shaper, recorder = observing(1)
     for i in range(30):

@@ -170,7 +170,7 @@ def shaper(**options: object) -> Shaper:
     return made
 
 
-def test_what_a_preview_says() -> None:
+def test_a_preview_tells_state_and_rule() -> None:
     made = shaper()
     sent = made.preview(Request("p", 100), 0.0)
     assert (sent.state, sent.backend, sent.rule) == ("prefilling", "gpu0", "starts")

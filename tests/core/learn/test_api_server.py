@@ -192,7 +192,7 @@ class TestSpacing:
         assert at == pytest.approx(11.0 + 2 * before_s - INSTANT_S, abs=0.01)
         assert names(shaper.wake(at)) == ["hit2"]
 
-    def test_what_waits_for_a_text_goes_on_beside_a_late_prefill(self) -> None:
+    def test_a_request_that_waits_for_a_text_goes_on_beside_a_late_prefill(self) -> None:
         """The backlog of a late prefill ends only with its answer; hits of one step pass it."""
         shaper = fleet("a")
         backend = shaper.backends["a"]
@@ -240,7 +240,7 @@ class TestSpacing:
         shaper.retry("long", 0.01, refused=True)
         assert shaper.backends[send.backend].api_server.wait_s(0.01) < 1e-9
 
-    def test_who_leaves_a_chunking_engine_does_not_hurry_a_text(self) -> None:
+    def test_a_request_that_leaves_a_chunking_engine_does_not_hurry_a_text(self) -> None:
         backend = Backend(BackendSpec("a", 8, chunk_tokens=2_048), [CHAT, DOCUMENT])
         sent = backend.send(Request("long", LONG), "document", 0, 0.0)
         backend.send(Request("chat", 500), "chat", 0, 0.01)

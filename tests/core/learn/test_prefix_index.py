@@ -27,18 +27,7 @@ def chain(*texts: int) -> tuple[int, ...]:
 
 
 class TestTheGuess:
-    def test_what_is_as_old_as_something_that_was_gone_is_gone(self) -> None:
-        index = PrefixIndex(100)
-        first = index.touch(chain(1, 2, 3), 2.0)
-        second = index.touch(chain(1, 5))
-        index.touch(chain(7))
-        index.forget_until(first.stamp)
-        assert [index.match(chain(*c)) for c in ((1, 2, 3), (1, 5), (7,))] == [1, 2, 1]
-        assert len(index) == 3
-        index.forget_until(second.stamp)
-        assert [index.match(chain(*c)) for c in ((1, 2, 3), (1, 5), (7,))] == [0, 0, 1]
-
-    def test_what_was_not_computed_is_not_held(self) -> None:
+    def test_blocks_that_were_not_computed_are_not_held(self) -> None:
         index = PrefixIndex(100)
         index.touch(chain(1, 2))
         touch = index.touch(chain(1, 2, 3, 4), 3.0)
@@ -123,7 +112,7 @@ class Asker:
 
 
 class TestTheCorrection:
-    def test_what_was_gone_takes_all_that_is_older_with_it(self) -> None:
+    def test_an_evicted_prefix_takes_all_older_ones_with_it(self) -> None:
         ask = Asker(a_shaper())
         ask(1, 1, 1)
         ask(2, 2, 2)
@@ -343,7 +332,7 @@ class TestEvents:
              "token_ids": [1], "block_size": 0},
         ],
     )  # fmt: skip
-    def test_what_cannot_be_is_said(self, event: object) -> None:
+    def test_an_impossible_event_is_said(self, event: object) -> None:
         heard = KvBlocks(EngineBlocks(BlockTranslations(0)))
         heard.clear(complete=True)
         with pytest.raises(BadEvent):

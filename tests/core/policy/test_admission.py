@@ -101,7 +101,7 @@ class TestReturnTimes:
         times.note(self.one(last + 1), 1.0, 61.0)  # the others are all too old by now
         assert len(times._due_back) == 1
 
-    def test_who_comes_back_is_admitted_where_a_new_request_is_not(self) -> None:
+    def test_a_returning_client_is_admitted_where_a_new_request_is_not(self) -> None:
         shaper = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
         shaper.backend_up("a", 0.0)
         rejected = [
@@ -316,7 +316,7 @@ def waits(order: int, deadline: float, tenant: str = "", rank: int = 1) -> Queue
 
 class TestLanes:
     @given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=60))
-    def test_one_tenant_and_one_class_leave_as_from_one_queue(
+    def test_a_single_tenant_and_class_leave_as_from_a_plain_queue(
         self, arrivals: list[tuple[float, bool]]
     ) -> None:
         lanes, queue = BucketQueue(Holdings(Fairness((), 1.0))), DueQueue()
@@ -527,7 +527,7 @@ def test_an_empty_quota_refuses_with_the_time_it_takes_to_fill() -> None:
     assert not any(isinstance(action, Reject) for action in desk.ask("a"))
 
 
-def test_what_the_engine_had_cached_is_not_charged() -> None:
+def test_cached_tokens_are_not_charged() -> None:
     desk = Desk()
     for tenant in "ab":
         desk.ask(tenant)
@@ -561,7 +561,7 @@ def test_kv_is_reserved_for_what_answers_turn_out_to_be() -> None:
         (10, 0.5, False),  # the queue is too long, now
     ],
 )
-def test_what_no_backend_could_do_in_time_is_said_to_be_hopeless(
+def test_a_request_that_no_backend_could_answer_in_time_is_hopeless(
     tokens: int, timeout_s: float, hopeless: bool
 ) -> None:
     shaper = Shaper([BackendSpec("b", 8)], [Bucket("all", 131_072, max_wait_s=1.0)])

@@ -44,7 +44,7 @@ def test_a_follower_is_as_long_as_its_document_if_that_is_not_computed() -> None
     assert names(shaper.first_token("shorter", 3.0)) == ["follower"]
 
 
-def test_who_follows_a_follower() -> None:
+def test_a_follower_of_a_follower() -> None:
     """One that left the engine without an answer is followed by the next, and the rest wait."""
     shaper = one_engine()
     shaper.arrive(document("third", 100_000), 0.3)

@@ -45,7 +45,7 @@ def place(shaper: Shaper, name: str) -> str:
     return waiting(shaper, name).backend
 
 
-def test_who_asks_about_a_waiting_document_waits_where_it_does() -> None:
+def test_a_question_about_a_waiting_document_waits_where_the_document_does() -> None:
     shaper = busy()
     shaper.arrive(asks("leader", 5), 0.1)
     for i in range(5):
@@ -69,7 +69,7 @@ def test_who_asks_about_a_waiting_document_waits_where_it_does() -> None:
     assert now == pytest.approx(12.0 + 4 * before_s - INSTANT_S)
 
 
-def test_who_alone_is_asked_about_keeps_its_turn() -> None:
+def test_a_document_that_alone_is_asked_about_keeps_its_turn() -> None:
     shaper = busy(1)
     shaper.arrive(asks("earlier", 5), 0.1)
     shaper.arrive(asks("later", 6), 0.2)
@@ -105,7 +105,7 @@ def test_followers_come_to_where_their_leader_was_computed() -> None:
     assert sent(shaper.first_token("leader", 4.0)) == [("follower", away)]
 
 
-def test_who_waits_elsewhere_comes_when_it_is_computed() -> None:
+def test_a_follower_that_waits_elsewhere_comes_when_the_prefill_is_done() -> None:
     """The request could not have waited for this engine, which was done earlier than predicted."""
     hasty = Bucket("document", 200_000, 100, 5.0, prefills_per_backend=1)
     shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [hasty])

@@ -53,7 +53,7 @@ def test_an_engine_without_the_flag_is_told_nothing() -> None:
     assert sent(shaper.arrive(chat("light", "light"), 0.01)) == {}  # behind what was sent
 
 
-def test_one_tenant_and_class_leave_the_engine_its_order() -> None:
+def test_a_single_tenant_and_class_leave_the_engine_its_order() -> None:
     assert set(flood(a_shaper()).values()) == {0}
 
 

@@ -47,7 +47,7 @@ class TestTurns:
         assert first(made, [document, *chats], 14.9) is chats[0]
         assert first(made, [document, *chats], 15.0) is document
 
-    def test_it_is_whoever_waits_longest_not_who_is_next(self) -> None:
+    def test_the_longest_wait_has_precedence_not_the_next_in_line(self) -> None:
         made = backend()
         queue(made, "document", 0.0, 9.0, 1)
         short = queue(made, "document", 14.0, 0.5, 2)
@@ -87,7 +87,7 @@ class TestBeside:
         assert self.beside_s(made, 10.0, now=4.0) == pytest.approx(document.prefill_s)
         assert self.beside_s(made, 10.0, now=5.0) > document.prefill_s + 1.0
 
-    def test_what_it_does_not_pass_is_in_the_line_already(self) -> None:
+    def test_prefills_that_it_does_not_pass_are_in_the_line_already(self) -> None:
         made = backend(CHUNK)
         made.send(Request("c", 1_500), "chat", 0, now=0.0)
         assert self.beside_s(made, 1.0) == 0.0

@@ -90,7 +90,7 @@ class TestLine:
         assert backend.wait_s(0.0, 500, 0.0) == 0.0
         assert self.backend(inf).wait_s(0.0, 500, 0.0) == 0.0
 
-    def test_who_has_passed_took_its_part_of_the_time(self) -> None:
+    def test_a_prefill_that_has_passed_took_its_part_of_the_time(self) -> None:
         backend = self.backend()
         document = backend.send(Request("d", 120_000), "document", 0, now=0.0)
         chat = backend.send(Request("c", 2_000), "chat", 0, now=1.0)

@@ -116,7 +116,7 @@ async def refused(on: Stage, oracle: Oracle, data: bytes) -> dict[str, Any]:
     return answer.error
 
 
-async def test_what_is_not_json() -> None:
+async def test_a_body_that_is_not_json() -> None:
     async with before_oracle() as (on, oracle):
         for name, body in NOT_JSON.items():
             for path in (CHAT, b"/v1/completions"):
@@ -124,7 +124,7 @@ async def test_what_is_not_json() -> None:
                 assert error["code"] == "invalid_json", name
 
 
-async def test_what_vllm_reads_passes_byte_for_byte() -> None:
+async def test_json_that_vllm_reads_passes_byte_for_byte() -> None:
     """Python's parser and pydantic read more than JSON: the backend judges it."""
 
     async with before_oracle() as (on, oracle):

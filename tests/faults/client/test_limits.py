@@ -30,16 +30,18 @@ ANY_LENGTH = [{"name": "any", "up_to": 100_000_000}]
 
 
 class TestBodies:
-    @pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
-    async def test_too_large_is_said_before_it_is_read(self, expect: bytes) -> None:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"Content-Length: 4097\r\n\r\n",
+            b"Expect: 100-continue\r\nContent-Length: 4097\r\n\r\n",
+            CHUNKED + b"\r\n" + chunk(b"x" * 1024) * 5,
+        ],
+        ids=["stated", "expect", "chunks"],
+    )
+    async def test_too_large_is_said_before_it_is_read(self, data: bytes) -> None:
         async with before_oracle(limits={"body": 4096}) as (on, _):
-            answer = await ask(on, POST + HOST + expect + b"Content-Length: 4097\r\n\r\n")
-            assert (answer.status, answer.error["code"]) == (413, "request_too_large")
-            assert answer.closes
-
-    async def test_too_large_in_chunks(self) -> None:
-        async with before_oracle(limits={"body": 4096}) as (on, _):
-            answer = await ask(on, POST + HOST + CHUNKED + b"\r\n" + chunk(b"x" * 1024) * 5)
+            answer = await ask(on, POST + HOST + data)
             assert (answer.status, answer.error["code"]) == (413, "request_too_large")
             assert answer.closes
 
@@ -78,7 +80,7 @@ class TestBodies:
             await settle()
             assert on.proxy.app._budget.held == 0
 
-    async def test_who_states_much_and_sends_nothing_keeps_nobody_out(self) -> None:
+    async def test_a_large_stated_length_without_a_body_keeps_nobody_out(self) -> None:
         async with (
             before_oracle(limits={"queue_bytes": "4MiB"}) as (on, _),
             AsyncExitStack() as stack,
@@ -155,7 +157,7 @@ class TestExpect:
             (b"/health", b"Content-Length: 5", 405),
         ],
     )
-    async def test_what_is_refused_is_not_asked_for(
+    async def test_a_refused_body_is_not_asked_for(
         self, path: bytes, header: bytes, status: int
     ) -> None:
         """And the connection ends: the client may send its next request instead of this body."""
@@ -234,7 +236,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 
 class TestConnections:
-    async def test_one_too_many_is_told_so(self) -> None:
+    async def test_a_connection_too_many_is_told_so(self) -> None:
         async with before_oracle(limits={"connections": 2}) as (on, _):
             async with connected(on) as (_, one), connected(on) as (_, two):
                 one.write(POST + HOST + LENGTH + b"\r\n{")
@@ -274,7 +276,7 @@ class TestConnections:
             for _, writer in strangers:
                 writer.close()
 
-    async def test_one_that_asks_is_never_closed_for_another(self) -> None:
+    async def test_a_connection_that_asks_is_never_closed_for_another(self) -> None:
         async with before_oracle(limits={"connections": 4}) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             async with connected(on) as (_, idle), AsyncExitStack() as stack:

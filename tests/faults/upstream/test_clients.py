@@ -142,7 +142,7 @@ class TestLeaving:
             assert b"[done]" in third
             client.writer.close()
 
-    async def test_it_is_not_held_against_the_backend(self) -> None:
+    async def test_a_client_that_leaves_is_not_held_against_the_backend(self) -> None:
         async with on_stage(silent) as (on, _):
             for _ in range(10):
                 client = await Raw.connect(on)

@@ -94,7 +94,7 @@ def test_an_ejected_backend_that_goes_down_has_lost_its_cache() -> None:
     assert fleet.health.intakes(1.3) == []
 
 
-def test_one_that_is_ejected_keeps_the_models_that_no_other_serves() -> None:
+def test_an_ejected_backend_keeps_the_models_that_no_other_serves() -> None:
     fleet = Fleet(2)
     both, one = frozenset({"base", "adapter"}), frozenset({"base"})
     fleet.health.set_models("a", both)
@@ -149,7 +149,7 @@ def test_a_long_good_time_forgets_the_holds() -> None:
     assert fleet.health.wake_at(100.0) == 100.5
 
 
-def test_what_was_sent_before_it_went_out_proves_nothing() -> None:
+def test_an_answer_to_a_request_from_before_the_ejection_proves_nothing() -> None:
     fleet = Fleet(2)
     fleet.health.sent("a", "old", 0.1, 0.9)
     fleet.fail("a", 1.0, times=3)
@@ -379,7 +379,7 @@ Anything.TestCase.settings = settings(max_examples=150, stateful_step_count=40, 
 TestAnything = Anything.TestCase
 
 
-def test_what_was_sent_before_it_was_put_out_decides_no_trial() -> None:
+def test_requests_from_before_the_ejection_decide_no_trial() -> None:
     """Nor does a request whose first token cannot be seen, which may take long."""
     for good in (True, False):
         health = Health(["a", "b"])
@@ -414,7 +414,7 @@ class TestLateLoop:
             assert not [line for line in on.said if "down" in line]
             assert all(link.up for link in on.proxy.backends.links.values())
 
-    async def test_one_that_hangs_is_found_all_the_same(self) -> None:
+    async def test_a_backend_that_hangs_is_found_all_the_same(self) -> None:
         async with on_stage(stream, stream) as (on, backends):
             loop = asyncio.get_running_loop()
             assert isinstance(loop, VirtualClockLoop)

@@ -6,15 +6,14 @@ FOREBAY_TURNS=1000 plays more turns.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from proxy_stage import Stage, settle, stage
 
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 
@@ -23,7 +22,6 @@ PATIENCE_S = 20.0  # of Claude Code's watchdog
 DOCUMENT_TOKENS, DOCUMENT_S = 120_000, 8.0  # and about its prefill: Llama-3-8B on H200
 CHATS = 3  # to a document
 CHUNK_TOKENS = 2_048  # so that chats pass documents
-Scene = Callable[[Stage, list[RunningEngine]], Awaitable[None]]
 
 
 async def turn(on: Stage, number: int) -> tuple[str, bool]:
@@ -69,42 +67,37 @@ async def turns(on: Stage, load: float) -> list[tuple[str, bool]]:
     return await asyncio.gather(*tasks)
 
 
-def played(scene: Scene, **keys: Any) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            config = EngineConfig(seed=1, long_prefill_token_threshold=CHUNK_TOKENS)
-            engines = [await stack.enter_async_context(start_engine(config)) for _ in range(2)]
-            each = {"long_prefill_token_threshold": CHUNK_TOKENS}
-            urls = [engine.url for engine in engines]
-            on = await stack.enter_async_context(stage(urls, slots=64, each=each, **keys))
-            await scene(on, engines)
-            await settle()
-
-    run(main())
+@asynccontextmanager
+async def on_engines(**keys: Any) -> AsyncIterator[tuple[Stage, list[RunningEngine]]]:
+    """A proxy in front of two simulated engines."""
+    async with AsyncExitStack() as stack:
+        config = EngineConfig(seed=1, long_prefill_token_threshold=CHUNK_TOKENS)
+        engines = [await stack.enter_async_context(start_engine(config)) for _ in range(2)]
+        each = {"long_prefill_token_threshold": CHUNK_TOKENS}
+        urls = [engine.url for engine in engines]
+        on = await stack.enter_async_context(stage(urls, slots=64, each=each, **keys))
+        yield on, engines
+        await settle()
 
 
 @pytest.mark.parametrize("heartbeats", [True, False])
-def test_no_turn_is_lost_to_silence_in_overload(heartbeats: bool) -> None:
+async def test_no_turn_is_lost_to_silence_in_overload(heartbeats: bool) -> None:
     """No document waits as long as that, as its target is 15 s. A rejected turn has an answer."""
 
-    async def scene(on: Stage, engines: list[RunningEngine]) -> None:
+    async with on_engines(**({} if heartbeats else {"timeouts": {"keep_alive": "0s"}})) as (on, _):
         ends = Counter(end for end, _ in await turns(on, 1.5))
         assert ends["done"] > TURNS * 0.6
         assert ends["silence"] == 0, ends
         assert ends["done"] + ends["429"] + ends["rejected"] + ends["silence"] == TURNS, ends
 
-    played(scene, **({} if heartbeats else {"timeouts": {"keep_alive": "0s"}}))
 
-
-def test_an_engine_that_dies_before_the_first_token_costs_no_turn() -> None:
+async def test_an_engine_that_dies_before_the_first_token_costs_no_turn() -> None:
     """The other engine takes the remaining requests. A begun stream ends with an error event."""
 
-    async def scene(on: Stage, engines: list[RunningEngine]) -> None:
+    async with on_engines() as (on, engines):
         playing = asyncio.create_task(turns(on, 0.3))
         await asyncio.sleep(DOCUMENT_S * 5.5)
         engines[0].loop.die()
         ends = Counter(await playing)
         assert {end for end, token in ends if not token} == set(), ends
         assert ends["done", True] >= TURNS - 3
-
-    played(scene)

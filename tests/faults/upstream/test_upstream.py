@@ -96,7 +96,7 @@ class TestRefused:
                     assert (await error_of(response))["code"] == "no_backend_available"
             assert now() - began < 1
 
-    async def test_it_is_used_again_within_two_seconds_of_coming_back(self) -> None:
+    async def test_a_backend_is_used_again_within_two_seconds_of_coming_back(self) -> None:
         async with AsyncExitStack() as stack:
             backend = RawBackend()
             async with backend.running():
@@ -112,7 +112,7 @@ class TestRefused:
 class TestHangs:
     """The backend accepts connections and sends nothing, not even for /health."""
 
-    async def test_what_it_has_not_begun_to_answer_goes_elsewhere(self) -> None:
+    async def test_requests_without_a_first_byte_go_elsewhere(self) -> None:
         """Few at a time: the share of retries holds, and all get their answer."""
         at_b1, most = 0, 0
 
@@ -141,7 +141,7 @@ class TestHangs:
             await settle()
             assert hung.open == 0
 
-    async def test_one_that_was_tried_again_already_is_in_nobodys_way(self) -> None:
+    async def test_a_request_that_was_retried_already_is_in_nobodys_way(self) -> None:
         """A request that was retried once has to stay; requests behind it go elsewhere."""
 
         begun = asyncio.Event()
@@ -204,7 +204,7 @@ class TestHangs:
             assert (await task)[0] == 200
             assert not any("is down" in line for line in on.said)
 
-    async def test_it_never_connects(self) -> None:
+    async def test_a_backend_that_never_connects(self) -> None:
         """The backend's accept queue is full, or packets are lost: the connect time-out."""
 
         async with on_stage(stream, stream) as (on, _):
@@ -265,7 +265,7 @@ class TestLost:
 
 
 class TestFull:
-    async def test_it_is_left_alone_for_a_moment_and_never_called_dead(self) -> None:
+    async def test_a_full_backend_is_left_alone_for_a_moment_and_never_called_dead(self) -> None:
         async with on_stage(busy, stream) as (on, backends):
             for _ in range(6):
                 assert await ask(on) == (200, GOOD)
@@ -525,7 +525,9 @@ class TestMalformed:
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
     @pytest.mark.parametrize("how", unreadable())
-    async def test_what_cannot_be_parsed_is_passed_on_once(self, how: str, path: str) -> None:
+    async def test_an_answer_that_cannot_be_parsed_is_passed_on_once(
+        self, how: str, path: str
+    ) -> None:
         said = unreadable()[how]
 
         async def serve(call: Call) -> None:
@@ -771,8 +773,7 @@ class TestOtherPathsTellOfHealth:
         async with on_stage(embeds, embeds) as (on, backends):
             for _ in range(10):
                 for path in ("/v1/embeddings", "/tokenize"):
-                    async with on.post(UNSHAPED, path) as response:
-                        assert response.status == 200
+                    assert await on.status(UNSHAPED, path) == 200
             assert [len(backend.calls) for backend in backends] == [10, 10]
             paths = [call.head.split()[1] for call in backends[0].calls]
             assert paths.count("/v1/embeddings") == 5
@@ -781,12 +782,10 @@ class TestOtherPathsTellOfHealth:
         async with on_stage(InTurn(fails, fails, fails, embeds)) as (on, _):
             health = on.proxy.backends.health
             for _ in range(3):
-                async with on.post(UNSHAPED, "/v1/embeddings") as response:
-                    assert response.status == 500
+                assert await on.status(UNSHAPED, "/v1/embeddings") == 500
             await until(lambda: health.state("b0") == "ejected")
             await until(lambda: health.state("b0") == "half_open")
-            async with on.post(UNSHAPED, "/v1/embeddings") as response:
-                assert response.status == 200
+            assert await on.status(UNSHAPED, "/v1/embeddings") == 200
             assert health.state("b0") == "up"
 
     @pytest.mark.parametrize("path", ["/v1/models", "/tokenize?x=1"])
@@ -1073,7 +1072,7 @@ async def test_an_answer_that_has_ended_cannot_be_failed() -> None:
 
 
 class TestDrain:
-    async def test_what_has_not_ended_is_ended_with_an_error_event(self) -> None:
+    async def test_open_streams_are_ended_with_an_error_event(self) -> None:
         """Streams, prefills and whole answers, when the patience is over."""
 
         async def begin(call: Call) -> None:

@@ -59,8 +59,7 @@ async def test_a_drained_backend_empties_and_comes_back() -> None:
             before = len(one.calls), len(two.calls)
             for number in range(12):
                 path = "/v1/embeddings" if number % 3 == 0 else "/v1/completions"
-                async with on.post({"prompt": f"{number}" * 99}, path=path) as response:
-                    assert response.status == 200
+                assert await on.status({"prompt": f"{number}" * 99}, path=path) == 200
             after = len(one.calls), len(two.calls)
             return {i for i in (0, 1) if after[i] > before[i]}
 
@@ -107,16 +106,14 @@ async def test_a_drained_backend_empties_and_comes_back() -> None:
 async def test_a_backend_that_is_down_stays_down_when_it_is_taken_back() -> None:
     async with on_stage(None) as (on, (backend,)):
         await tell(on, "/backends/b0/drain")
-        async with on.post() as response:
-            assert response.status == 503
+        assert await on.status() == 503
         backend.healthy = False
         await asyncio.sleep(10)
         await tell(on, "/backends/b0/ready")
         assert not on.proxy.backends.links["b0"].up
         backend.healthy = True
         await asyncio.sleep(10)
-        async with on.post() as response:
-            assert response.status == 200
+        assert await on.status() == 200
 
 
 class Admin:

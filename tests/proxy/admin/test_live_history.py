@@ -65,7 +65,7 @@ def test_a_flood_is_seen_by_tenant_and_over_time() -> None:
     assert [model["name"] for model in minute["models"]] == ["m"]
 
 
-def test_it_stays_bounded() -> None:
+def test_the_history_stays_bounded() -> None:
     history, clock = made()
     for second in range(5_000):
         clock.now = float(second)

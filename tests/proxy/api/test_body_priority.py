@@ -18,8 +18,7 @@ def fields_of(body: bytes) -> list[tuple[str, Any]]:
 async def test_without_the_key_the_body_stays_as_it_is() -> None:
     async with on_stage(None) as (on, backends):
         body = BODY.replace(b"}", b', "priority": -3}')
-        async with on.post(body) as response:
-            assert response.status == 200
+        assert await on.status(body) == 200
         assert backends[0].calls[0].body == body
 
 
@@ -33,22 +32,20 @@ async def test_without_the_key_the_body_stays_as_it_is() -> None:
         (', "priority": -5', {"x-forebay-class": "batch"}, 1_000),
     ],
 )
-async def test_it_is_forebays_whatever_the_client_says(
+async def test_the_priority_is_forebays_whatever_the_client_says(
     asked: str, headers: dict[str, str], told: int
 ) -> None:
     async with on_stage(None, **ORDERED) as (on, backends):
         body = BODY.replace(b" }", asked.encode() + b" }")
-        async with on.post(body, headers=headers) as response:
-            assert response.status == 200
+        assert await on.status(body, headers=headers) == 200
         (call,) = backends[0].calls
         assert fields_of(call.body)[-1] == ("priority", told)
         assert json.loads(call.body) == json.loads(body) | {"priority": told}
         assert call.body.startswith(body.rstrip()[:-1])
 
 
-async def test_it_stands_beside_a_cache_salt() -> None:
+async def test_the_priority_stands_beside_a_cache_salt() -> None:
     async with on_stage(None, tenants={"isolate_cache": True}, **ORDERED) as (on, backends):
-        async with on.post(BODY) as response:
-            assert response.status == 200
+        assert await on.status(BODY) == 200
         names = [name for name, _ in fields_of(backends[0].calls[0].body)]
         assert names == ["prompt", "max_tokens", "cache_salt", "priority"]

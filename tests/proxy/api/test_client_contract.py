@@ -1,12 +1,14 @@
 """What a client is told: figures in refusals, and whose timeout counts."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from math import inf
 from typing import Any
 
 import pytest
 from multidict import CIMultiDict
-from proxy_stage import Call, RawBackend, Stage, on_stage, settle, stage
+from proxy_stage import Stage, on_stage, settle, silent
 
 from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
@@ -14,7 +16,6 @@ from forebay.proxy.api.rejections import rejected
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.http1.errors import ApiError
-from forebay.replay.clock.virtual_loop import run
 
 LONG = "x" * 400_000
 READ_TIMEOUT, TIMEOUT = "x-stainless-read-timeout", "X-Request-Timeout"
@@ -80,10 +81,6 @@ def test_a_timeout_that_somebody_wrote_must_be_one(odd: str) -> None:
         timeout_of({TIMEOUT: odd})
 
 
-async def silent(call: Call) -> None:
-    await call.hung_up()
-
-
 async def told(on: Stage, body: dict[str, Any], **headers: str) -> tuple[int, str, str]:
     """Status, message and Retry-After of one request."""
     async with on.post(body, headers=headers) as response:
@@ -91,85 +88,69 @@ async def told(on: Stage, body: dict[str, Any], **headers: str) -> tuple[int, st
         return response.status, error["message"], response.headers.get("Retry-After", "")
 
 
-def busy(bucket: dict[str, Any], ask: Any, **keys: Any) -> None:
-    """Let `ask(stage)` run while a long prompt keeps the only backend busy."""
-
-    async def main() -> None:
-        async with RawBackend(silent).running() as backend:
-            bucket_ = {"name": "all", "up_to": 150_000, **bucket}
-            async with stage([backend.url], buckets=[bucket_], **keys) as on:
-                body = {"prompt": LONG, "stream": True, "max_tokens": 3}
-                held = [asyncio.create_task(on.post(body).__aenter__()) for _ in range(2)]
-                await settle()
-                await asyncio.sleep(0.1)
-                await ask(on)
-                for task in held:
-                    task.cancel()
-                await asyncio.gather(*held, return_exceptions=True)
-
-    run(main())
+@asynccontextmanager
+async def busy(bucket: dict[str, Any], **keys: Any) -> AsyncIterator[Stage]:
+    """A proxy whose only backend a long prompt keeps busy."""
+    buckets = [{"name": "all", "up_to": 150_000, **bucket}]
+    async with on_stage(silent, buckets=buckets, **keys) as (on, _):
+        body = {"prompt": LONG, "stream": True, "max_tokens": 3}
+        held = [asyncio.create_task(on.post(body).__aenter__()) for _ in range(2)]
+        await settle()
+        await asyncio.sleep(0.1)
+        yield on
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
 
 
-def test_a_prompt_that_is_too_long_is_told_both_lengths() -> None:
-    async def ask(on: Stage) -> None:
+async def test_a_prompt_that_is_too_long_is_told_both_lengths() -> None:
+    async with busy({}, tokens={"bytes_per_token": 4.0}) as on:
         status, message, _ = await told(on, {"prompt": [7] * 200_000})
         assert (status, message) == (
             400,
             "Prompt is about 200,000 tokens; maximum context length 150,000.",
         )
 
-    busy({}, ask, tokens={"bytes_per_token": 4.0})
 
-
-def test_a_wait_beyond_the_limit_is_told_with_the_limit() -> None:
-    async def ask(on: Stage) -> None:
+async def test_a_wait_beyond_the_limit_is_told_with_the_limit() -> None:
+    async with busy({"max_wait": "1s"}) as on:
         status, message, again = await told(on, {"prompt": "y", "stream": True})
         assert status == 429
         wait_s = message.removeprefix("Expected wait ").split(" s")[0]
         assert float(wait_s) > 1.0
         assert message == f"Expected wait {wait_s} s, limit 1.0 s; retry after {again} s."
 
-    busy({"max_wait": "1s"}, ask)
-
 
 @pytest.mark.parametrize("header", [READ_TIMEOUT, TIMEOUT])
-def test_a_wait_beyond_the_timeout_is_told_with_the_timeout(header: str) -> None:
-    async def ask(on: Stage) -> None:
+async def test_a_wait_beyond_the_timeout_is_told_with_the_timeout(header: str) -> None:
+    async with busy({"max_wait": "90s"}) as on:
         status, message, again = await told(on, {"prompt": "y", "stream": True}, **{header: "2.0"})
         assert status == 429
         assert message.startswith("Expected first token after ")
         assert message.endswith(f" s, your timeout is 2.0 s; retry after {again} s.")
 
-    busy({"max_wait": "90s"}, ask)
 
-
-def test_the_sdk_timeout_does_not_count_where_the_configuration_says_so() -> None:
-    async def ask(on: Stage) -> None:
+async def test_the_sdk_timeout_does_not_count_where_the_configuration_says_so() -> None:
+    async with busy({"max_wait": "90s"}, admission={"sdk_timeout": False}) as on:
         with pytest.raises(TimeoutError):  # it waits
             async with asyncio.timeout(5):
                 await told(on, {"prompt": "y", "stream": True}, **{READ_TIMEOUT: "2.0"})
 
-    busy({"max_wait": "90s"}, ask, admission={"sdk_timeout": False})
 
-
-def test_a_full_queue_is_told_with_its_length() -> None:
-    async def ask(on: Stage) -> None:
+async def test_a_full_queue_is_told_with_its_length() -> None:
+    async with busy({"max_wait": "90s", "max_queue": 1}) as on:
         status, message, again = await told(on, {"prompt": "y", "stream": True})
         wanted = f"1 requests of this length are waiting, limit 1; retry after {again} s."
         assert (status, message) == (429, wanted)
 
-    busy({"max_wait": "90s", "max_queue": 1}, ask)
 
-
-def test_a_retry_without_hope_is_not_recommended() -> None:
-    async def ask(on: Stage) -> None:
+async def test_a_retry_without_hope_is_not_recommended() -> None:
+    async with busy({"max_wait": "90s"}) as on:
         headers = {TIMEOUT: "0.5"}
         status, message, _ = await told(on, {"prompt": "z" * 400_000, "stream": True}, **headers)
         assert status == 429
         assert message.endswith("A retry will not help: the prompt alone takes longer.")
         assert "retry after" not in message
-
-    busy({"max_wait": "90s"}, ask)
 
 
 def test_a_request_whose_record_is_gone_is_told_why_without_figures() -> None:

@@ -94,7 +94,7 @@ def read(dialect: Dialect, fields: dict[str, Any]) -> Any:
 
 
 class TestFields:
-    def test_one_conversation_has_one_prefix_however_it_is_sent(self) -> None:
+    def test_a_conversation_has_the_same_prefix_in_every_api(self) -> None:
         """So a document is known again by whatever API the next question comes."""
         chat = {"messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "?"}]}
         request = read(CHAT, chat).request
@@ -199,7 +199,7 @@ def test_usage_has_other_names(usage: dict[str, Any], counts: tuple[int, int | N
 
 class TestStreams:
     @pytest.mark.parametrize("dialect", SHAPED)
-    async def test_it_is_relayed_byte_for_byte_and_counted(self, dialect: Dialect) -> None:
+    async def test_a_stream_is_relayed_byte_for_byte_and_counted(self, dialect: Dialect) -> None:
         opening, middle, end = STREAMS[dialect]
 
         async def serve(call: Call) -> None:
@@ -375,25 +375,21 @@ class TestPreviousResponse:
             owner = {"authorization": "Bearer key-of-owner-0123456789"}
             other = {"authorization": "Bearer key-of-other-0123456789"}
             for _ in range(4):
-                async with on.post(asked(RESPONSES), RESPONSES.path, headers=owner) as response:
-                    assert response.status == 200
+                assert await on.status(asked(RESPONSES), RESPONSES.path, headers=owner) == 200
             for name, backend in zip("xy", backends, strict=True):
                 calls = len(backend.calls)
                 path = f"{on.url}/v1/responses/resp_{name}"
-                async with on.client.get(path, headers=owner) as response:
-                    assert response.status == 200
+                assert await on.status_of(path, headers=owner) == 200
                 async with on.client.post(f"{path}/cancel", headers=owner) as response:
                     assert response.status == 200
                 assert [call.head.split(" HTTP")[0] for call in backend.calls[calls:]] == [
                     f"GET /v1/responses/resp_{name}", f"POST /v1/responses/resp_{name}/cancel"
                 ]  # fmt: skip
-                async with on.client.get(path, headers=other) as response:
-                    assert response.status == (404 if keys else 200)
+                assert await on.status_of(path, headers=other) == 404 if keys else 200
             calls = sum(len(backend.calls) for backend in backends)
             async with on.client.get(f"{on.url}/v1/responses/resp_z", headers=owner) as response:
                 assert (await error_of(response))["code"] == "response_not_found"
-            async with on.client.get(f"{path}/input_items", headers=owner) as response:
-                assert response.status == 404
+            assert await on.status_of(f"{path}/input_items", headers=owner) == 404
             assert sum(len(backend.calls) for backend in backends) == calls
 
         known = tmp_path / "keys"
@@ -465,8 +461,7 @@ class TestPreviousResponse:
 
         async with on_stage(serve) as (on, backends):
             body = asked(RESPONSES, previous_response_id="resp_unknown")
-            async with on.post(body, RESPONSES.path) as response:
-                assert response.status == 200
+            assert await on.status(body, RESPONSES.path) == 200
             assert b"request_id" not in backends[0].calls[0].body
 
     def test_a_bucket_that_its_backend_does_not_serve_goes_elsewhere(self) -> None:
@@ -507,8 +502,7 @@ class TestPreviousResponse:
             made, other = backends
             other.healthy = False
             await until(lambda: not on.proxy.backends.links["b1"].up)
-            async with on.post(asked(RESPONSES), RESPONSES.path) as response:
-                assert response.status == 200
+            assert await on.status(asked(RESPONSES), RESPONSES.path) == 200
             other.healthy, made.healthy = True, False
             links = on.proxy.backends.links
             await until(lambda: links["b1"].up and not links["b0"].up)
@@ -520,8 +514,7 @@ class TestPreviousResponse:
             assert not other.calls
             made.healthy = True
             await until(lambda: links["b0"].up)
-            async with on.post(body, RESPONSES.path) as response:
-                assert response.status == 200
+            assert await on.status(body, RESPONSES.path) == 200
 
 
 @pytest.mark.real_time

@@ -91,8 +91,7 @@ class TestNewEndpoint:
                 assert response.status == 400
                 error = await response.json()
                 assert (error["type"], error["error"]["param"]) == ("error", "turns")
-            async with on.post(BODY, Conversation.path) as response:
-                assert response.status == 200
+            assert await on.status(BODY, Conversation.path) == 200
             long = [{"role": "user", "content": "word " * 80_000}]
             async with on.post({"turns": long}, Conversation.path) as response:
                 error = (await response.json())["error"]

@@ -256,9 +256,7 @@ class TestMedia:
         ],
         ids=lambda v: str(v)[:40],
     )
-    def test_what_a_model_reads_is_text_though_it_looks_like_base64(
-        self, item: dict[str, Any]
-    ) -> None:
+    def test_text_that_looks_like_base64_is_text(self, item: dict[str, Any]) -> None:
         text = RESPONSES.prompt_text({"input": [item]})
         assert text.data == orjson.dumps(item)
         assert not text.media_tokens
@@ -321,12 +319,14 @@ class TestRendered:
         ],
         ids=str,
     )
-    def test_what_is_empty_or_no_template_reads_changes_nothing(self, more: dict[str, Any]) -> None:
+    def test_empty_options_and_those_that_no_template_reads_change_nothing(
+        self, more: dict[str, Any]
+    ) -> None:
         message = {"role": "user", "content": "Why?", "reasoning": None, "reasoning_content": ""}
         assert CHAT.prompt_text(chat(message, **more)).data == b"\0user\0Why?"
 
     @pytest.mark.parametrize("name", ["tools", "documents", "chat_template_kwargs"])
-    def test_what_is_nested_very_deeply_is_text_without_its_brackets(self, name: str) -> None:
+    def test_deeply_nested_options_are_text_without_their_brackets(self, name: str) -> None:
         """vLLM takes 600 levels, more than can be written again."""
         deep: Any = {"a": 1.5, "b": ["deep text", None]}
         for _ in range(600):

@@ -78,8 +78,7 @@ class TestNames:
             assert servers(on) == {"b0-127.0.0.1", "b0-127.0.0.3"}
             known.addresses = ["127.0.0.1"]
             await until(on, "b0-127.0.0.1")
-            async with on.post() as response:
-                assert response.status == 200
+            assert await on.status() == 200
 
     @pytest.mark.real_time
     async def test_a_name_that_nobody_knows_yet(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +100,7 @@ class TestNames:
             assert await task == 200
 
     @pytest.mark.real_time
-    async def test_what_cannot_be_applied_yet_is_tried_again(
+    async def test_a_list_that_cannot_be_applied_yet_is_tried_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         known = NameServer(monkeypatch, "127.0.0.1")
@@ -179,7 +178,7 @@ class TestNames:
             ({"url": f"http://{HOST}", "kv_events": "tcp://h:1"}, "kv_events has one endpoint"),
         ],
     )
-    def test_what_cannot_be_had_with_a_name(self, keys: dict[str, Any], words: str) -> None:
+    def test_keys_that_a_name_excludes(self, keys: dict[str, Any], words: str) -> None:
         with pytest.raises(InputError, match=words):
             load_config(None, {"backends": [{"dns": True, **keys}]}, {})
 
@@ -209,7 +208,9 @@ class TestFile:
             ("- {uri: x}", "unknown key; did you mean url"),
         ],
     )
-    def test_what_is_wrong_with_it(self, tmp_path: Path, text: str | None, words: str) -> None:
+    def test_mistakes_in_a_list_of_servers(
+        self, tmp_path: Path, text: str | None, words: str
+    ) -> None:
         path = tmp_path / "servers.yaml"
         if text is not None:
             path.write_text(text)

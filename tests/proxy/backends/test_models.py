@@ -336,7 +336,7 @@ class TestOtherNames:
             assert b"whisper-1" not in body
 
     @pytest.mark.parametrize("hold", [0, 9])
-    async def test_one_may_be_the_name_of_another_model(self, hold: int) -> None:
+    async def test_an_alias_may_be_the_name_of_another_model(self, hold: int) -> None:
         names = {"y": "large", "large": "tiny"}
         async with two_models(models=names, hold={"max_requests": hold}) as (on, tiny, large):
             assert await ask(on, "y") == 200
@@ -344,7 +344,7 @@ class TestOtherNames:
             assert await ask(on, "large") == 200
             assert asked_for(tiny) == ["tiny"]
 
-    async def test_one_that_moves_to_a_new_backend_waits_until_that_has_told_its_models(
+    async def test_an_alias_waits_until_its_new_backend_has_told_its_models(
         self,
     ) -> None:
         tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
@@ -384,7 +384,7 @@ class TestOtherNames:
 
 
 class TestTheList:
-    async def test_it_is_the_union_with_other_names(self) -> None:
+    async def test_the_list_is_the_union_with_aliases(self) -> None:
         async with two_models(models={"gpt-4o-mini": "large"}) as (on, tiny, large):
             async with on.client.get(on.url + "/v1/models") as response:
                 assert response.content_type == "application/json"
@@ -436,11 +436,11 @@ class TestAdapters:
 
 
 class TestNames:
-    def test_what_is_no_list_of_models(self) -> None:
+    def test_a_document_that_is_no_list_of_models(self) -> None:
         for body in (b"", b"[]", b"{}", b'{"data":[]}', b'{"data":[{"id":1}]}', b'{"data":["x"]}'):
             assert listed_models(body) is None, body
 
-    def test_what_may_be_an_adapter(self) -> None:
+    def test_models_that_may_be_adapters(self) -> None:
         told: dict[str, dict[str, Any]] = {"base": {"parent": None}, "lora": {"parent": "base"}}
         models = Models()
         models.update({}, [told])
@@ -485,7 +485,7 @@ class TestForms:
         assert made.count(b"whisper-1") == 3
         assert made.endswith(b'name="model"\r\n\r\nlarge\r\n--XX--\r\n')
 
-    def test_what_is_no_form_stays_as_it_is(self) -> None:
+    def test_a_body_that_is_no_form_stays_as_it_is(self) -> None:
         part = b'content-disposition: form-data; name="model"\r\n\r\nwhisper-1'
         for content_type in ("multipart/form-data", "multipart/form-data; boundary=other"):
             assert b"whisper-1" in self.read(part, content_type=content_type)

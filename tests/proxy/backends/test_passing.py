@@ -69,7 +69,7 @@ async def test_they_count_in_max_concurrency_and_in_flight(path: str) -> None:
         assert (await shown(on))["in_flight"] == 0
 
 
-async def test_one_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) -> None:
+async def test_a_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) -> None:
     keys, slow = tmp_path / "keys", Slow()
     keys.write_text(KEYS)
 

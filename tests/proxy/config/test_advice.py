@@ -79,7 +79,7 @@ ACME = {"known": {"acne": {"weight": 2}}}
          "leave hold out"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_has_a_line(
+def test_a_contradiction_has_a_line(
     keys: dict[str, Any], tenants: list[str], text: str, remedy: str
 ) -> None:
     backends = [{"url": "http://h:1", "models": ["llama-3-8b"]}]
@@ -90,7 +90,7 @@ def test_what_cannot_work_has_a_line(
     assert remedy in what_to_do
 
 
-def test_what_can_work_has_none() -> None:
+def test_a_sound_configuration_has_no_line() -> None:
     def found(holders: list[str] | None, *backends: dict[str, Any], **keys: Any) -> list[Any]:
         given = Config.model_validate({"backends": backends, **keys})
         return list(contradictions(given, holders))

@@ -53,7 +53,7 @@ limits: {body: 16MiB, header: 16KiB, connections: auto, queue_bytes: 256MiB}
     assert config.max_connections() > 0
 
 
-def test_what_is_measured_is_the_default_configuration(tmp_path: Path) -> None:
+def test_the_demo_runs_the_default_configuration(tmp_path: Path) -> None:
     measured = load_config(in_file(tmp_path, proxy_config(["http://127.0.0.1:8001"], 1.0)), {}, {})
     default = Config.model_validate(ONE)
     for key, value in default.model_dump(exclude={"listen", "backends", "debug_headers"}).items():
@@ -82,7 +82,7 @@ def test_a_target_is_a_time_above_zero(target: object) -> None:
         Config.model_validate({"buckets": [{"name": "a", "up_to": 9, "target": target}]})
 
 
-def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
+def test_a_printed_configuration_can_be_read_again(tmp_path: Path) -> None:
     odd = {"timeouts": {"idle": 1234.5678, "drain": 0.0123}, "limits": {"body": 16_777_217}}
     config = load_config(None, {**ONE, **odd, "upstream_api_key": "hush"}, {})
     text = config_yaml(config)
@@ -279,7 +279,7 @@ def test_no_password_of_a_url_is_printed() -> None:
     assert "endpoint: http://***@h:4318/v1/traces" in printed
 
 
-def test_what_is_for_the_build_is_no_key() -> None:
+def test_variables_of_the_build_are_no_keys() -> None:
     assert load_config(None, ONE, {"FOREBAY_COMPILE": "1"}) == load_config(None, ONE, {})
 
 

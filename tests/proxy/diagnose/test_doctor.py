@@ -486,7 +486,7 @@ class TestFile:
         assert "1 API keys are shorter than" in short
         assert "can be read by other users (mode 644)" in readable
 
-    def test_what_is_not_in_force(self, tmp_path: Path) -> None:
+    def test_keys_that_are_not_in_force(self, tmp_path: Path) -> None:
         other = "backends: [{name: a, url: 'http://h:1', max_concurrency: 8}, {name: c, url: 'http://h:2'}]"
         found = self.found(tmp_path, other)
         assert sorted(found) == [

@@ -108,7 +108,7 @@ async def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
         assert await first == 200
 
 
-async def test_what_the_first_backend_did_and_where_it_went_then() -> None:
+async def test_the_failure_at_the_first_backend_and_the_second_attempt() -> None:
     async def reset(call: Call) -> None:
         call.reset()
 

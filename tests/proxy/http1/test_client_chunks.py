@@ -171,7 +171,7 @@ def test_a_chunk_of_another_size_than_it_says_is_never_passed_on() -> None:
     assert got in (TOKEN * 2, TOKEN * 2 + TOKEN[:-1])
 
 
-def test_what_looks_like_a_chunk_inside_of_one_is_its_content() -> None:
+def test_bytes_that_look_like_a_chunk_inside_a_chunk_are_its_content() -> None:
     inner = chunk(TOKEN)
     outer = chunk(inner + inner)
     size = len(outer) - len(inner) * 2 - 2

@@ -73,7 +73,7 @@ class Clock:
         await self.ready()
 
 
-async def test_one_in_each_turn_in_order() -> None:
+async def test_a_turn_resumes_the_next_connection_in_order() -> None:
     clock, went = Clock(), list[int]()
     for number in range(5):
         clock.turns.wait(partial(went.append, number))

@@ -54,7 +54,7 @@ def test_an_event_without_end_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("text", [b": a comment with data: in it", b"x", b"event: x\n"])
-def test_what_is_no_event_is_bounded_and_not_called_one(text: bytes) -> None:
+def test_bytes_that_are_no_event_are_bounded_and_not_called_an_event(text: bytes) -> None:
     scanner = EventScanner(limit=100)
     with pytest.raises(MalformedStream, match="100 bytes and no event") as raised:
         scanner.feed(text * 200)
@@ -81,7 +81,7 @@ def choice(**delta: object) -> dict[str, object]:
         ({"choices": "odd", "usage": None}, StreamEvent()),
     ],
 )
-def test_what_an_event_says(body: dict[str, object], event: StreamEvent) -> None:
+def test_an_event_has_its_fields(body: dict[str, object], event: StreamEvent) -> None:
     assert parse_event(orjson.dumps(body)) == event
 
 
@@ -90,7 +90,7 @@ def test_done() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[1]", b"7", b"\xff"])
-def test_what_is_no_json_object_says_nothing(payload: bytes) -> None:
+def test_an_event_without_a_json_object_says_nothing(payload: bytes) -> None:
     assert read_object(payload) is None
     assert parse_event(payload) == StreamEvent()
     with pytest.raises(MalformedStream):
@@ -101,5 +101,5 @@ def test_what_is_no_json_object_says_nothing(payload: bytes) -> None:
     b'{"usage":{"a":1},"logprob":NaN}', b'{"usage":{"a":1},"logprob":-Infinity}',
     b'\xef\xbb\xbf{"usage":{"a":1}}',
 ])  # fmt: skip
-def test_what_only_lenient_parsers_read(payload: bytes) -> None:
+def test_json_that_only_lenient_parsers_read(payload: bytes) -> None:
     assert parse_event(payload).usage == {"a": 1}

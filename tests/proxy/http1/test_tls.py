@@ -20,8 +20,8 @@ STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
 
 
 class TestPublicPort:
-    def test_streams_over_tls(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_streams_over_tls(self, tmp_path: Path) -> None:
+        async with on_tls(tmp_path) as (on, _):
             for name in (None, "localhost"):  # the handshake without SNI, and with
                 async with on.client.post(
                     on.url + "/v1/completions",
@@ -34,21 +34,16 @@ class TestPublicPort:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await on.client.get(on.url + "/health")
 
-        on_tls(scene, tmp_path)
-
     @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-    def test_versions_in_use(self, version: ssl.TLSVersion, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_versions_in_use(self, version: ssl.TLSVersion, tmp_path: Path) -> None:
+        async with on_tls(tmp_path) as (on, _):
             context = trusting(maximum_version=version, minimum_version=version)
-            async with on.client.get(on.url + "/health", ssl=context) as response:
-                assert response.status == 200
+            assert await on.status_of(on.url + "/health", ssl=context) == 200
 
-        on_tls(scene, tmp_path)
-
-    def test_what_is_no_tls_hears_nothing_and_what_offers_http2_gets_http11(
+    async def test_plain_http_hears_nothing_and_an_offer_of_http2_gets_http11(
         self, tmp_path: Path
     ) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+        async with on_tls(tmp_path) as (on, _):
             host, port = on.url.removeprefix("https://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -61,10 +56,8 @@ class TestPublicPort:
             writer.close()
             await writer.wait_closed()
 
-        on_tls(scene, tmp_path)
-
-    def test_plain_http_is_said_once_a_minute(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_plain_http_is_said_once_a_minute(self, tmp_path: Path) -> None:
+        async with on_tls(tmp_path) as (on, _):
             host, port = on.url.removeprefix("https://").split(":")
 
             async def plain() -> None:
@@ -77,16 +70,13 @@ class TestPublicPort:
                 await plain()
             await asyncio.sleep(61)
             await plain()
-            async with on.client.get(on.url + "/health", ssl=trusting()) as response:
-                assert response.status == 200
+            assert await on.status_of(on.url + "/health", ssl=trusting()) == 200
             line = "a client speaks plain HTTP to the TLS port: its URL must begin with https://"
             lines = [one for one in on.said if "plain HTTP" in one]
             assert lines == [line, f"{line} (2 more since the last such line)"]
 
-        on_tls(scene, tmp_path)
-
-    def test_a_handshake_that_does_not_come_is_given_up(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
+    async def test_a_handshake_that_does_not_come_is_given_up(self, tmp_path: Path) -> None:
+        async with on_tls(tmp_path) as (on, _):
             host, port = on.url.removeprefix("https://").split(":")
             clock = asyncio.get_running_loop().time
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -95,10 +85,9 @@ class TestPublicPort:
             assert clock() - begun == pytest.approx(HANDSHAKE_S, abs=0.1)
             writer.close()
 
-        on_tls(scene, tmp_path)
+    async def test_a_client_that_leaves_frees_the_backend(self, tmp_path: Path) -> None:
+        async with on_tls(tmp_path) as (on, backend):
 
-    def test_a_client_that_leaves_frees_the_backend(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
             async def silent(call: Any) -> None:
                 await call.hung_up()
 
@@ -112,10 +101,11 @@ class TestPublicPort:
             await asyncio.sleep(0.05)
             assert backend.open == 0
 
-        on_tls(scene, tmp_path)
+    async def test_a_renewed_certificate_is_taken_by_the_next_handshake(
+        self, tmp_path: Path
+    ) -> None:
+        async with on_tls(tmp_path) as (on, _):
 
-    def test_a_renewed_certificate_is_taken_by_the_next_handshake(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backend: RawBackend) -> None:
             async def serial() -> str:
                 host, port = on.url.removeprefix("https://").split(":")
                 _, writer = await asyncio.open_connection(host, int(port), ssl=trusting())
@@ -132,8 +122,6 @@ class TestPublicPort:
             write(tmp_path, CA.issue_cert("127.0.0.1"))
             await asyncio.sleep(3 * WATCH_S)
             assert await serial() != first
-
-        on_tls(scene, tmp_path)
 
     async def test_two_share_a_port_and_the_first_one_leaves(self, tmp_path: Path) -> None:
         """Also on an admin port, which speaks plain HTTP on an address of its own."""
@@ -191,8 +179,7 @@ class TestBackends:
             up = 0 if problem else 1
             async with stage([backend.url], wait_up=up, upstream_tls=trust) as on:
                 await asyncio.sleep(2)
-                async with on.post(STREAMED) as response:
-                    assert response.status == (503 if problem else 200)
+                assert await on.status(STREAMED) == 503 if problem else 200
                 if problem:
                     line = next(line for line in on.said if "is unreachable" in line)
                     assert "TLS: " in line
@@ -201,7 +188,7 @@ class TestBackends:
 
 
 class TestFiles:
-    def test_what_is_wrong_is_said_in_one_line(self, tmp_path: Path) -> None:
+    def test_a_mistake_in_the_files_is_said_in_one_line(self, tmp_path: Path) -> None:
         files = write(tmp_path, CA.issue_cert("127.0.0.1"))
         cert, key = Path(files["cert"]), Path(files["key"])
         other = tmp_path / "other.pem"

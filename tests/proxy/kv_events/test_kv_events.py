@@ -243,7 +243,7 @@ async def test_under_eviction_the_prediction_is_what_the_engine_reports(
         assert 'forebay_reported_cached_tokens_total{backend="b0"} ' in text
 
 
-async def test_what_happened_before_the_proxy_started_is_replayed() -> None:
+async def test_events_from_before_the_proxy_started_are_replayed() -> None:
     async with following(before=range(6)) as scene:
         await scene.heard()
         assert scene.mode == "exact"
@@ -285,7 +285,7 @@ async def test_lost_messages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("replay", [False, True])
-async def test_what_nobody_can_tell_again_ends_exactness_until_the_cache_is_cleared(
+async def test_lost_events_end_exactness_until_the_cache_is_cleared(
     monkeypatch: pytest.MonkeyPatch, replay: bool
 ) -> None:
     dropped = drop(monkeypatch, set(range(5, 12)))
@@ -310,7 +310,7 @@ async def test_what_nobody_can_tell_again_ends_exactness_until_the_cache_is_clea
         await predicted_is_reported(scene, 3, 10)
 
 
-async def test_what_is_unknown_is_gone_once_the_pool_is_full_of_what_is_known() -> None:
+async def test_unknown_blocks_are_gone_once_the_pool_is_full_of_known_ones() -> None:
     async with following(replay=False, before=[100]) as scene:
         assert scene.mode == "believed"
         for number in range(4):
@@ -439,7 +439,7 @@ async def test_a_reload_follows_who_comes_moves_and_leaves(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("told", [0, 300])
-def test_what_was_sent_to_a_server_that_is_gone_says_nothing_of_the_new_one(told: int) -> None:
+def test_requests_to_a_server_that_is_gone_tell_nothing_of_the_new_one(told: int) -> None:
     spec = BackendSpec("a", 8, kv_tokens=1_000.0)
     shaper = Shaper([spec], [Bucket("all", 10_000)])
     shaper.backend_up("a", 0.0)
@@ -542,21 +542,15 @@ async def test_nonsense_from_a_publisher_ends_exactness_and_nothing_else(
 
 
 async def test_a_batch_without_measure_is_not_decoded() -> None:
+    """ZeroMQ disconnects the sender of a larger message before it has the whole of it."""
     async with following() as scene:
+        assert ONE.follower._sub.getsockopt(zmq.MAXMSGSIZE) == MOST_BYTES
         await scene.ask(0, "question")
         await scene.heard()
         ONE.publisher.publish([{"type": "BlockStored", "x": "x" * (16 << 20)}])
         await scene.until(lambda: any("corrected by" in line for line in scene.proxy.said))
         assert any("more than 16 MiB" in line for line in scene.proxy.said)
         assert await scene.ask(0, "another") > 1_400
-
-
-async def test_a_message_beyond_all_measure_is_not_received() -> None:
-    """ZeroMQ disconnects its sender before it has the whole message."""
-
-    async with following() as scene:
-        (follower,) = scene.proxy.proxy.reloader._services.followers._followers.values()
-        assert follower._sub.getsockopt(zmq.MAXMSGSIZE) == MOST_BYTES
 
 
 def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
@@ -569,15 +563,19 @@ def write_lists(monkeypatch: pytest.MonkeyPatch, fields: int) -> None:
     monkeypatch.setattr(KvEvents, "take", as_lists)
 
 
-async def test_salts_in_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM 0.20: all fields that distinguish prompts come after the medium."""
-    write_lists(monkeypatch, 10)
-
-    async with following(tenants={"isolate_cache": True}) as scene:
+@pytest.mark.parametrize(
+    ("fields", "salted"),
+    [(10, True), (7, False)],
+    ids=["salts behind the medium (vLLM 0.20)", "without salts (vLLM 0.11)"],
+)
+async def test_events_in_lists_are_read(
+    monkeypatch: pytest.MonkeyPatch, fields: int, salted: bool
+) -> None:
+    write_lists(monkeypatch, fields)
+    async with following(tenants={"isolate_cache": salted}) as scene:
         await scene.until(lambda: scene.mode == "exact")
         await warmed(scene)
-        told = await predicted_is_reported(scene, 9, 20)
-        assert max(told) > 1_400
+        assert max(await predicted_is_reported(scene, fields, 15)) > 1_400
         assert scene.mode == "exact"
 
 
@@ -608,16 +606,6 @@ async def test_an_engine_that_tells_no_salts_is_not_exact_and_that_is_said_once(
             "backend b0: its KV events have no cache salts (those of vLLM 0.20 and newer do); "
             "its prefix index is corrected by its responses instead"
         ]
-
-
-async def test_without_salts_nothing_is_missing_in_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_lists(monkeypatch, 7)
-
-    async with following() as scene:
-        await scene.until(lambda: scene.mode == "exact")
-        await warmed(scene)
-        await predicted_is_reported(scene, 10, 10)
-        assert scene.mode == "exact"
 
 
 def short_of_descriptors(monkeypatch: pytest.MonkeyPatch, kind: int) -> list[int]:

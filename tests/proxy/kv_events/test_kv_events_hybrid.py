@@ -82,7 +82,9 @@ def test_the_index_is_exact(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 20, 60])
-def test_who_missed_the_beginning_does_not_pretend(recording: Recording, first: int) -> None:
+def test_a_follower_that_missed_the_beginning_is_not_exact(
+    recording: Recording, first: int
+) -> None:
     """All groups share one pool: many known blocks do not mean that no unknown block is held."""
     replayed = Replayed(recording, first)
     assert replayed.backend.cache.mode != "exact"

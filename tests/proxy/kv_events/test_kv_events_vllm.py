@@ -65,7 +65,7 @@ async def quiet(scene: Stage) -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.real_time
-async def test_what_is_predicted_vllm_reports(vllm: Told, chat: bool) -> None:
+async def test_vllm_reports_the_predicted_hits(vllm: Told, chat: bool) -> None:
     url, events, replay = vllm
 
     backend = {"name": "b0", "url": url, "kv_events": events, "kv_replay": replay}

@@ -58,7 +58,7 @@ async def answered(request: bytes, kind: str, *, force_close: bool) -> bytes:
 
 @pytest.mark.parametrize("kind", RESPONSES)
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=list(REQUESTS))
-def test_one_step_writes_what_aiohttp_writes(
+def test_a_single_step_writes_the_bytes_of_aiohttp(
     kind: str, request_: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (delivery, web_response):

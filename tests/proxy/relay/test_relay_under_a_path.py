@@ -22,8 +22,7 @@ async def test_a_server_under_a_path(slash: str) -> None:
     async with RawBackend(under_a_path).running() as backend:
         async with stage([f"{backend.url}/a/b-c{slash}"]) as on:
             for path in ("/v1/completions", "/v1/embeddings", "/tokenize?x=1"):
-                async with on.post({"prompt": "x"}, path=path) as response:
-                    assert response.status == 200
+                assert await on.status({"prompt": "x"}, path=path) == 200
             async with on.post({"prompt": "x", "stream": True}) as response:
                 assert b"[DONE]" in await response.read()
         targets = [call.head.split(" ")[1] for call in backend.calls]
@@ -54,14 +53,11 @@ async def test_the_public_side_under_a_path() -> None:
     async with RawBackend().running() as backend:
         listen = {"port": 0, "admin_port": 0, "path_prefix": "/llm"}
         async with stage([backend.url], listen=listen) as on:
-            async with on.post(path="/llm/v1/completions?a=1") as response:
-                assert response.status == 200
+            assert await on.status(path="/llm/v1/completions?a=1") == 200
             assert backend.calls[-1].head.startswith("POST /v1/completions ")
-            async with on.post({"input": "x"}, path="/llm/v1/embeddings?a=1") as response:
-                assert response.status == 200
+            assert await on.status({"input": "x"}, path="/llm/v1/embeddings?a=1") == 200
             assert backend.calls[-1].head.startswith("POST /v1/embeddings?a=1 ")
-            async with on.client.get(on.url + "/llm/health") as response:
-                assert response.status == 200
+            assert await on.status_of(on.url + "/llm/health") == 200
             seen = len(backend.calls)
             for path in ("/v1/completions", "/llmv1/completions", "/llm", "/llm/llm/v1/chat"):
                 async with on.post(path=path) as response:

@@ -52,12 +52,12 @@ def test_how_many_classes_are_refused(shed: int, reading: Reading, then: int) ->
         (3, set()),
     ],
 )
-def test_who_goes_first(shed: int, served: set[str]) -> None:
+def test_the_least_urgent_class_goes_first(shed: int, served: set[str]) -> None:
     classes: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")
     assert {c for c in classes if not refused(c, shed)} == served
 
 
-def test_what_is_measured() -> None:
+def test_memory_and_its_limit_are_measured() -> None:
     assert resident_bytes() > 10 << 20
     assert memory_limit(Limits(memory=1 << 30)) == 1 << 30
     assert memory_limit(Limits()) > 64 << 20
@@ -145,5 +145,4 @@ async def test_a_refused_class_gets_503_and_the_next_is_served() -> None:
         assert 'forebay_shed_total{class="standard"} 1.0' in text
         assert "forebay_shedding_classes 2.0" in text
         on.proxy.protection.shed = 1
-        async with on.post() as answer:
-            assert answer.status == 200
+        assert await on.status() == 200

@@ -42,7 +42,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(monkeypatch: pytest.Mon
         os.close(out[0])  # ends the thread
 
 
-def test_what_waits_is_written_at_the_end(
+def test_waiting_lines_are_written_at_the_end(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = LOGGER.handlers[:]

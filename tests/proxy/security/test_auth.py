@@ -126,7 +126,7 @@ class TestFailures:
         assert [failures.count("1.2.3.4", now) for now, _ in counted] == [w for _, w in counted]
         assert failures.count("1.2.3.5", 2.0) == 0
 
-    def test_one_holder_of_a_network_counts_once(self) -> None:
+    def test_a_holder_of_a_network_counts_once(self) -> None:
         failures = Failures(at_once=1)
         assert failures.count("2001:db8::1", 0) == 0
         assert failures.count("2001:db8::ffff:1%eth0", 0) == 1
@@ -360,10 +360,8 @@ class TestOverHttp:
         async with with_keys(tmp_path, upstream_api_key="upstream-key") as (on, backend):
             seen = decisions(on)
             for key in (ACME, ACME2, BOLT):
-                async with on.post(headers={"authorization": f"{scheme} {key}"}) as response:
-                    assert response.status == 200
-            async with on.post(path="/v1/embeddings", **with_key(BOLT)) as response:
-                assert response.status == 200
+                assert await on.status(headers={"authorization": f"{scheme} {key}"}) == 200
+            assert await on.status(path="/v1/embeddings", **with_key(BOLT)) == 200
             assert [request.tenant for request in seen] == ["acme", "acme", "bolt"]
             heads = [call.head.lower() for call in backend.calls]
             assert len(heads) == 4
@@ -390,8 +388,7 @@ class TestOverHttp:
 
         async with with_keys(tmp_path) as (on, backend):
             seen = decisions(on)
-            async with on.post(body, path=path, headers=headers) as response:
-                assert response.status == 200
+            assert await on.status(body, path=path, headers=headers) == 200
             assert [request.tenant for request in seen] == ["acme"] * (path != "/v1/embeddings")
             (call,) = backend.calls
             for key in (ACME, BOLT, "another"):
@@ -412,10 +409,8 @@ class TestOverHttp:
 
     async def test_without_a_key_of_its_own_the_backend_gets_none(self, tmp_path: Path) -> None:
         async with with_keys(tmp_path) as (on, backend):
-            async with on.post(**with_key(ACME)) as response:
-                assert response.status == 200
-            async with on.client.get(on.url + "/v1/models", **with_key(ACME)) as response:
-                assert response.status == 200
+            assert await on.status(**with_key(ACME)) == 200
+            assert await on.status_of(on.url + "/v1/models", **with_key(ACME)) == 200
             assert not any("authorization" in call.head.lower() for call in backend.calls)
 
     async def test_health_needs_no_key_and_unknown_paths_say_nothing_new(
@@ -423,8 +418,7 @@ class TestOverHttp:
     ) -> None:
         async with with_keys(tmp_path) as (on, _):
             for path, status in (("/health", 200), ("/metrics", 404), ("/v1/models", 401)):
-                async with on.client.get(on.url + path) as response:
-                    assert response.status == status
+                assert await on.status_of(on.url + path) == status
 
     async def test_refused_before_the_body_is_read(self, tmp_path: Path) -> None:
         """The client has sent no byte of the body, and got no `100 Continue`."""
@@ -503,8 +497,7 @@ class TestOverHttp:
             for key in (ACME, ACME2, BOLT, "nobody"):
                 async with on.post(**with_key(key)):
                     pass
-            async with on.post(b"{", **with_key(BOLT)) as response:
-                assert response.status == 400
+            assert await on.status(b"{", **with_key(BOLT)) == 400
             async with on.client.get(on.url + "/v1/models", **with_key(ACME)):
                 pass
             text = on.proxy.metrics.text().decode()
@@ -522,8 +515,7 @@ class TestOverHttp:
             for _ in range(100):
                 on.proxy.app._estimate.learn(32_768, 16_384, "acme")
             for key in (BOLT, ACME):
-                async with on.post({"prompt": "x" * 4000}, **with_key(key)) as response:
-                    assert response.status == 200
+                assert await on.status({"prompt": "x" * 4000}, **with_key(key)) == 200
             assert [request.prompt_tokens for request in seen] == [1000, 2000]
 
     async def test_a_flood_of_wrong_keys_gets_429_and_right_ones_still_pass(
@@ -541,16 +533,14 @@ class TestOverHttp:
                 assert (error["type"], error["code"]) == ("rate_limit_error", "too_many_failures")
                 assert int(response.headers["retry-after"]) >= 1
                 assert response.headers["x-should-retry"] == "false"
-            async with on.post(**with_key(ACME)) as response:
-                assert response.status == 200
+            assert await on.status(**with_key(ACME)) == 200
 
     async def test_keys_change_while_it_runs(self, tmp_path: Path) -> None:
         async with with_keys(tmp_path) as (on, _):
             key_file(tmp_path, "new: sk-brand-new-key-0001\n")
             await asyncio.sleep(3 * WATCH_S)
             for key, status in ((ACME, 401), ("sk-brand-new-key-0001", 200)):
-                async with on.post(**with_key(key)) as response:
-                    assert response.status == status
+                assert await on.status(**with_key(key)) == status
             assert any("1 API keys of 1 tenants" in line for line in on.said)
             assert not any("sk-" in line for line in on.said)
 

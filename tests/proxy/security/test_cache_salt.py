@@ -82,7 +82,7 @@ class TestSalts:
         code = hmac.new(SECRET, b"acme\0theirs", hashlib.sha256).digest()
         assert SALTS.salt("acme", "theirs") == base64.urlsafe_b64encode(code)[:22].decode()
 
-    def test_who_shares_with_whom(self) -> None:
+    def test_only_a_trust_group_shares_a_salt(self) -> None:
         named = {
             name: SALTS.salt(*name)
             for name in [("acme",), ("acme", "u1"), ("acme", "u2"), ("bolt",), ("bolt", "u1"),
@@ -207,7 +207,7 @@ class TestSplicing:
             b"",
         ],
     )
-    def test_what_is_no_sound_object_is_refused(self, body: bytes) -> None:
+    def test_a_body_that_is_no_sound_object_is_refused(self, body: bytes) -> None:
         with pytest.raises(ApiError) as error:
             understood(body, "acme", SALTS)
         assert error.value.status == 400

@@ -104,8 +104,7 @@ async def test_without_a_certificate_there_is_401_and_health_checks_pass(tmp_pat
             error = await error_of(response)
         assert error["code"] == "invalid_api_key"
         assert error["message"] == "Connect with a valid client certificate of a tenant."
-        async with on.client.get(on.url + "/health", ssl=trusting()) as response:
-            assert response.status == 200
+        assert await on.status_of(on.url + "/health", ssl=trusting()) == 200
         assert not backend.calls
 
 

@@ -183,7 +183,7 @@ def test_a_token_is_checked_once_until_it_is_over_or_keys_change(
         (b" " * (MOST_BYTES + 1), "is larger than 1 MiB"),
     ],
 )  # fmt: skip
-def test_what_is_no_list_of_keys(data: bytes, why: str) -> None:
+def test_a_document_that_is_no_list_of_keys(data: bytes, why: str) -> None:
     with pytest.raises(InputError, match=r"tenants.jwt.jwks: keys.json") as error:
         parse_jwks(data, "keys.json")
     assert why in str(error.value)

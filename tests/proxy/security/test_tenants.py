@@ -141,8 +141,7 @@ async def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
 
     async with on_stage(None, **keyed(tmp_path)) as (on, backends):
         body = {"prompt": "x", "max_tokens": 3, "priority": -5}
-        async with on.post(body, headers=key_of("zeta")) as response:
-            assert response.status == 200
+        assert await on.status(body, headers=key_of("zeta")) == 200
         assert json.loads(backends[0].calls[0].body) == {**body, "priority": 0}
         (record,) = on.proxy.driver.shaper.recorder.receipts.ended.values()  # type: ignore[union-attr]
         assert record.service_class == "interactive"
@@ -227,8 +226,7 @@ async def test_a_prompt_that_was_never_counted_costs_twice_its_estimate(tmp_path
     ):
         body = {"prompt": "x" * 4_000, "max_tokens": 3, "stream": True}
         for status in (200, 200, 429):
-            async with on.post(body, headers=key_of("acme")) as response:
-                assert response.status == status
+            assert await on.status(body, headers=key_of("acme")) == status
             await settle()
 
 
@@ -277,6 +275,5 @@ async def test_each_output_of_each_prompt_takes_a_slot(
 
     async with on_stage(serve) as (on, _):
         shapers.append(on.proxy.driver.shaper)
-        async with on.post({"max_tokens": 3, **fields}) as response:
-            assert response.status == 200
+        assert await on.status({"max_tokens": 3, **fields}) == 200
         assert running == [sequences]

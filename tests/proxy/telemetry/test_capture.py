@@ -57,7 +57,7 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
     assert to_rows.rest() == []
 
 
-def test_what_a_row_says() -> None:
+def test_a_row_has_counts_blocks_tenant_and_class() -> None:
     def row(salt: str = SECRET, **fields: Any) -> TraceRequest:
         to_rows, one = rows(salt), record(3, **fields)
         to_rows.started(one)
@@ -102,13 +102,11 @@ def test_traffic_through_the_proxy_replays(tmp_path: Path, monkeypatch: pytest.M
                     async with on.post(body) as answer:
                         await answer.read()
                     await asyncio.sleep(1)
-                async with on.post(b"{") as answer:
-                    assert answer.status == 400
+                assert await on.status(b"{") == 400
                 backend.serve = silent
                 leaving = asyncio.create_task(_status(on.post()))
                 await settle()
-                async with on.post({"prompt": "refused", "max_tokens": 5}) as answer:
-                    assert answer.status == 429
+                assert await on.status({"prompt": "refused", "max_tokens": 5}) == 429
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
                 await settle()
@@ -174,7 +172,7 @@ class Slow(io.BytesIO):
         return len(data)
 
 
-def test_what_waited_for_a_long_request_is_hashed_off_the_loop_and_none_is_left_out(
+def test_rows_behind_a_long_request_are_hashed_off_the_loop_and_none_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The most that one request can hold up, behind a row that waits for the disk already."""

@@ -111,7 +111,7 @@ def test_totals_keep_the_exact_maximum_and_zero_is_one_microsecond() -> None:
     assert log.totals["t"].histogram.min_value == 1
 
 
-def test_what_is_recorded_during_a_flush_belongs_to_the_next_interval() -> None:
+def test_a_value_recorded_during_a_flush_belongs_to_the_next_interval() -> None:
     stream = io.StringIO()
     log = IntervalLog(HlogWriter(stream, START))
     log.record("a", 0.001)

@@ -27,8 +27,7 @@ async def test_a_running_proxy_says_how_much_of_each_model_is_used() -> None:
         async with stage([], wait_up=2, backends=backends) as on:
             for _ in range(20):
                 body = {"model": "sql-adapter", "prompt": "word " * 4_000, "max_tokens": 3}
-                async with on.post(body) as response:
-                    assert response.status == 200
+                assert await on.status(body) == 200
                 await asyncio.sleep(1)
             text = on.proxy.metrics.text().decode()
     saturation = by_model(text, "forebay_saturation")

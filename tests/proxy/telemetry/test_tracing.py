@@ -91,7 +91,7 @@ def test_a_failure_is_an_error() -> None:
     assert span.attributes["http.response.status_code"] == 502
 
 
-def test_what_is_not_sampled_still_passes_its_trace_on() -> None:
+def test_an_unsampled_request_still_passes_its_trace_on() -> None:
     found, (call,) = spans({}, sample=0.0, headers={"traceparent": TRACEPARENT[:-2] + "00"})
     assert found == ()
     assert f"traceparent: 00-{TRACE}-" in call.head

@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, play, settle, silent
+from proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, settle, silent
 from said import Said
 
 from forebay.proxy.api.dialects import DIALECTS
@@ -39,26 +40,32 @@ def eventually(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def on_a_proxy(tmp_path: Path, scene: Any, *serves: Any, **keys: Any) -> list[dict[str, Any]]:
-    path = tmp_path / "usage.jsonl"
-    play(scene, *serves, usage={"path": str(path)}, **keys)
-    return lines(path)
+@asynccontextmanager
+async def on_a_proxy(
+    tmp_path: Path, serve: Any = None
+) -> AsyncIterator[tuple[Stage, list[RawBackend], list[dict[str, Any]]]]:
+    """A proxy with a ledger, its backends, and the lines of the ledger once it has stopped."""
+    path, found = tmp_path / "usage.jsonl", list[dict[str, Any]]()
+    async with on_stage(serve, usage={"path": str(path)}) as (on, backends):
+        yield on, backends, found
+    found += lines(path)
 
 
 class TestLines:
-    def test_what_a_line_says(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post({"model": "tiny", "prompt": "hello", "max_tokens": 3}) as response:
-                await response.read()
-
-        (line,) = on_a_proxy(tmp_path, scene, None)
+    async def test_a_line_names_model_status_and_tokens(self, tmp_path: Path) -> None:
+        async with (
+            on_a_proxy(tmp_path) as (on, _, found),
+            on.post({"model": "tiny", "prompt": "hello", "max_tokens": 3}) as response,
+        ):
+            await response.read()
+        (line,) = found
         assert line["model"] == "tiny"
         assert (line["status"], line["counted"], line["backend"]) == (200, True, "b0")
         assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (7, 0, 1)
         assert line["duration_ms"] >= 0
         assert line["time"].endswith("+00:00")
 
-    def test_every_request_that_an_engine_serves_has_a_line_with_its_path(
+    async def test_every_request_that_an_engine_serves_has_a_line_with_its_path(
         self, tmp_path: Path
     ) -> None:
         async def serve(call: Call) -> None:
@@ -71,7 +78,7 @@ class TestLines:
         none = ["/tokenize", "/v1/messages/count_tokens"]
         asked = [*DIALECTS, "/v1/embeddings", "/rerank", "/v1/audio/transcriptions", *none]
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_a_proxy(tmp_path, serve) as (on, _, found):
             for path in asked:
                 body: Any = {"model": "tiny", "input": "x" * 400}
                 if path in ("/v1/chat/completions", "/v1/messages"):
@@ -81,12 +88,8 @@ class TestLines:
                 headers = {}
                 if "audio" in path:
                     body, headers = audio, form
-                async with on.post(body, path=path, headers=headers) as response:
-                    assert response.status == 200, path
-            async with on.client.get(on.url + "/v1/models") as response:
-                assert response.status == 200
-
-        found = on_a_proxy(tmp_path, scene, serve)
+                assert await on.status(body, path=path, headers=headers) == 200, path
+            assert await on.status_of(on.url + "/v1/models") == 200
         assert [line["operation"] for line in found] == asked[: -len(none)]
         embeddings, rerank, transcription = found[4:]
         assert (embeddings["counted"], embeddings["prompt_tokens"]) == (True, 5)
@@ -95,32 +98,30 @@ class TestLines:
         assert 80 < rerank["prompt_tokens"] < 160
         assert transcription["prompt_tokens"] == 0
 
-    def test_an_embedding_that_no_server_got_has_no_line(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_an_embedding_that_no_server_got_has_no_line(self, tmp_path: Path) -> None:
+        async with on_a_proxy(tmp_path, by_request) as (on, _, found):
             link = on.proxy.backends.links["b0"]
             link.origin.close()
             link.origin = Origin("http://127.0.0.1:9", 1.0)
-            async with on.post({"input": "x"}, path="/v1/embeddings") as response:
-                assert response.status == 503
+            assert await on.status({"input": "x"}, path="/v1/embeddings") == 503
+        assert found == []
 
-        assert on_a_proxy(tmp_path, scene, by_request) == []
-
-    def test_a_stream_is_counted_though_its_client_does_not_ask(self, tmp_path: Path) -> None:
+    async def test_a_stream_is_counted_though_its_client_does_not_ask(self, tmp_path: Path) -> None:
         """The usage is asked for, and not sent on."""
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_a_proxy(tmp_path) as (on, backends, found):
             async with on.post({"prompt": "hello", "stream": True}) as response:
                 assert b"usage" not in await response.read()
             assert json.loads(backends[0].calls[0].body)["stream_options"] == {
                 "include_usage": True
             }
-
-        (line,) = on_a_proxy(tmp_path, scene, None)
+        (line,) = found
         assert line["counted"]
         assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (7, 4, 3)
 
-    def test_a_client_that_left_is_charged_by_the_estimate(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_a_client_that_left_is_charged_by_the_estimate(self, tmp_path: Path) -> None:
+        async with on_a_proxy(tmp_path, silent) as (on, _, found):
+
             async def ask() -> None:
                 async with on.post({"prompt": "hello " * 1000, "stream": True}):
                     pass
@@ -130,19 +131,18 @@ class TestLines:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await settle()
-
-        (line,) = on_a_proxy(tmp_path, scene, silent)
+        (line,) = found
         assert (line["status"], line["counted"]) == (499, False)
         assert 1000 <= line["prompt_tokens"] <= 2000
         assert line["cached_tokens"] is line["output_tokens"] is line["ttft_ms"] is None
 
-    def test_a_client_that_left_before_a_server_got_anything_has_no_line(
+    async def test_a_client_that_left_before_a_server_got_anything_has_no_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def never(self: Origin) -> Any:
             await asyncio.sleep(3600)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_a_proxy(tmp_path, silent) as (on, backends, found):
             monkeypatch.setattr(Origin, "_take_idle", lambda self: None)
             monkeypatch.setattr(Origin, "_connect", never)
 
@@ -156,22 +156,17 @@ class TestLines:
             await asyncio.gather(task, return_exceptions=True)
             await settle()
             assert not backends[0].calls
+        assert found == []
 
-        assert on_a_proxy(tmp_path, scene, silent) == []
-
-    def test_what_no_backend_served_has_none(self, tmp_path: Path) -> None:
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            async with on.post(b"{") as response:
-                assert response.status == 400
-            async with on.client.get(on.url + "/version") as response:
-                assert response.status == 200
+    async def test_a_request_that_no_backend_served_has_no_line(self, tmp_path: Path) -> None:
+        async with on_a_proxy(tmp_path, by_request) as (on, _, found):
+            assert await on.status(b"{") == 400
+            assert await on.status_of(on.url + "/version") == 200
             link = on.proxy.backends.links["b0"]
             link.origin.close()
             link.origin = Origin("http://127.0.0.1:9", 1.0)
-            async with on.post() as response:
-                assert response.status == 503
-
-        assert on_a_proxy(tmp_path, scene, by_request) == []
+            assert await on.status() == 503
+        assert found == []
 
     async def test_without_it_bodies_pass_byte_for_byte(self) -> None:
         async with on_stage(None) as (on, backends):
