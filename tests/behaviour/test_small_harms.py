@@ -20,6 +20,7 @@ from proxy_stage import (
     whole,
 )
 from said import Said
+from tenant_keys import key_of, keys_of
 
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.unshaped_body import prepared
@@ -38,8 +39,7 @@ from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.errors import InputError
 
-KEYS = "acme: key-of-acme-0123456789\n"
-KEY = {"authorization": "Bearer key-of-acme-0123456789"}
+KEY = key_of("acme")
 SALTS = CacheSalts(b"a secret of the tests", {})
 FORM = {"content-type": "multipart/form-data; boundary=b"}
 
@@ -48,17 +48,14 @@ FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 
 async def test_json_under_the_header_of_a_form_is_charged_and_salted(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(KEYS)
     known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
 
-    tenants = {"keys": str(keys), "known": known, "isolate_cache": True}
+    tenants = {"keys": keys_of(tmp_path, "acme"), "known": known, "isolate_cache": True}
     async with on_stage(None, tenants=tenants) as (on, backends):
 
         async def ask() -> int:
             body = {"input": "x" * 3_600}
-            async with on.post(body, path="/v1/embeddings", headers=KEY | FORM) as response:
-                return int(response.status)
+            return await on.status(body, "/v1/embeddings", headers=KEY | FORM)
 
         assert [await ask() for _ in range(20)] == [200, *[429] * 19]
         (call,) = backends[0].calls

@@ -21,16 +21,13 @@ from proxy_stage import (
     answer,
     by_request,
     chunk,
+    now,
     on_stage,
 )
 
 SERVES_S = 5.0
 PLAIN = {key: value for key, value in STREAMED.items() if key != "stream"}
 MODES = pytest.mark.parametrize("body", [STREAMED, PLAIN], ids=["stream", "whole"])
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Counting:

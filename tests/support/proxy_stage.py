@@ -280,6 +280,11 @@ def note_a_chat(on: Stage) -> None:
     forecast.long_prefills.arrived("chat", "", asyncio.get_running_loop().time())
 
 
+def now() -> float:
+    """The time of the loop."""
+    return asyncio.get_running_loop().time()
+
+
 async def settle() -> None:
     """Let everything that is ready run."""
     for _ in range(30):

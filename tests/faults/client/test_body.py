@@ -10,6 +10,7 @@ from typing import Any
 
 import invariants
 import pytest
+from body_reading import read_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -19,7 +20,6 @@ from pydantic import TypeAdapter, ValidationError
 from raw_client import Oracle, ask, before_oracle, post
 
 from forebay.proxy import app
-from forebay.proxy.api.body import ParsedBody, read_fields
 from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.token_estimate import MAX_TENANTS, TokenEstimate
 from forebay.proxy.http1.errors import ApiError
@@ -421,21 +421,17 @@ def test_limits_are_those_of_pydantic(value: Any) -> None:
     fields = {"prompt": "x", "max_tokens": 2, "n": value}
     if value == 1e300:  # orjson reads a whole number that large like this, and vLLM takes it
         with pytest.raises(ApiError):
-            asked(fields)
+            read_body(fields, COMPLETIONS)
     else:
-        assert asked(fields).request.output_tokens == min(2 * max(1, seen or 1), 1 << 20)
+        assert read_body(fields, COMPLETIONS).request.output_tokens == min(
+            2 * max(1, seen or 1), 1 << 20
+        )
     fields = {"prompt": "x", "max_tokens": value}
     if seen is None:
         with pytest.raises(ApiError):
-            asked(fields)
+            read_body(fields, COMPLETIONS)
     else:
-        assert asked(fields).request.output_tokens == min(seen, 1 << 20)
-
-
-def asked(fields: dict[str, Any]) -> ParsedBody:
-    return read_fields(
-        fields, b"", {}, id_="x", dialect=COMPLETIONS, estimate=TokenEstimate(4.0), block_bytes=256
-    )
+        assert read_body(fields, COMPLETIONS).request.output_tokens == min(seen, 1 << 20)
 
 
 class TestEstimate:

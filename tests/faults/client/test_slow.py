@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from aiohttp import web
-from proxy_stage import STREAM_HEAD, USAGE, Call, chunk, on_stage, settle, silent
+from proxy_stage import STREAM_HEAD, USAGE, Call, chunk, now, on_stage, settle, silent
 from raw_client import (
     BODY,
     GOOD,
@@ -24,10 +24,6 @@ from forebay.proxy.http1.server.listen import listen
 from forebay.proxy.http1.server.server import HttpServer
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class TestSlowRequests:

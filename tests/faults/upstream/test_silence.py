@@ -20,6 +20,7 @@ from proxy_stage import (
     Stage,
     answer,
     chunk,
+    now,
     on_stage,
     settle,
     silent,
@@ -47,10 +48,6 @@ ASKED: dict[str, dict[str, Any]] = {
 CREATED = b'event: response.created\ndata: {"type":"response.created","response":{}}\n\n'
 DELTA = b'event: response.output_text.delta\ndata: {"type":"x","delta":" yes"}\n\n'
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{}}\n\n'
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def heard(

@@ -27,6 +27,7 @@ from proxy_stage import (
     by_request,
     chunk,
     error_of,
+    now,
     on_stage,
     play,
     settle,
@@ -53,10 +54,6 @@ async def ask(on: Stage, body: Any = STREAMED) -> tuple[int, bytes]:
 
 def at_once(on: Stage, count: int, body: Any = STREAMED) -> "list[asyncio.Task[tuple[int, bytes]]]":
     return [asyncio.create_task(ask(on, body)) for _ in range(count)]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager
@@ -406,8 +403,7 @@ class TestServerErrors:
             await fails(call)
 
         async def embed(on: Stage) -> int:
-            async with on.post({"model": "m", "input": "x"}, "/v1/embeddings") as response:
-                return int(response.status)
+            return await on.status({"model": "m", "input": "x"}, "/v1/embeddings")
 
         async with on_stage(fail_together, whole) as (on, backends):
             dying.append(backends[0])

@@ -5,16 +5,15 @@ from typing import Any
 
 import orjson
 import pytest
+from body_reading import read_body
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.api import body as body_module
 from forebay.proxy.api import json_body
 from forebay.proxy.api.block_hashes import BlockHashes, chain, identity
-from forebay.proxy.api.body import ParsedBody, read_fields
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.json_body import parse_any
-from forebay.proxy.api.token_estimate import TokenEstimate
 
 BLOCK_BYTES = 16
 LONG = "word é\n" * 20
@@ -46,15 +45,7 @@ def test_any_pieces(pieces: list[bytes], salt: str | None) -> None:
 def understood(fields: dict[str, Any]) -> ParsedBody:
     body = orjson.dumps(fields)
     parsed = asyncio.run(parse_any(body, in_pieces=True))
-    return read_fields(
-        parsed,
-        body,
-        {},
-        id_="x",
-        dialect=CHAT if "messages" in fields else COMPLETIONS,
-        estimate=TokenEstimate(4.0),
-        block_bytes=BLOCK_BYTES,
-    )
+    return read_body(parsed, body=body, block_bytes=BLOCK_BYTES)
 
 
 def as_large(

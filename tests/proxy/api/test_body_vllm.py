@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from body_reading import read_body
 from vllm_server import needed_vllm_python
 
-from forebay.proxy.api.body import MOST_OUTPUT_TOKENS, ParsedBody, read_fields
+from forebay.proxy.api.body import MOST_OUTPUT_TOKENS, ParsedBody
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
-from forebay.proxy.api.json_body import parse
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 
 BODIES = int(os.environ.get("FOREBAY_VLLM_BODIES", "5000"))
@@ -88,15 +87,7 @@ def strict(fields: dict[str, Any], chat: bool) -> bool:
 
 def read(body: bytes, chat: bool) -> ParsedBody | None:
     try:
-        return read_fields(
-            parse(body),
-            body,
-            {},
-            id_="x",
-            dialect=CHAT if chat else COMPLETIONS,
-            estimate=TokenEstimate(4.0),
-            block_bytes=256,
-        )
+        return read_body(body, CHAT if chat else COMPLETIONS)
     except ApiError:
         return None
 

@@ -7,13 +7,11 @@ from math import inf
 from typing import Any
 
 import pytest
+from body_reading import read_body
 from multidict import CIMultiDict
 from proxy_stage import Stage, on_stage, settle, silent
 
-from forebay.proxy.api.body import read_fields
-from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.rejections import rejected
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.http1.errors import ApiError
 
@@ -22,16 +20,7 @@ READ_TIMEOUT, TIMEOUT = "x-stainless-read-timeout", "X-Request-Timeout"
 
 
 def timeout_of(headers: dict[str, str], sdk_timeout: bool = True) -> float:
-    parsed = read_fields(
-        {"prompt": "x"},
-        b"",
-        CIMultiDict(headers),
-        id_="a",
-        dialect=COMPLETIONS,
-        estimate=TokenEstimate(4.0),
-        block_bytes=2048,
-        sdk_timeout=sdk_timeout,
-    )
+    parsed = read_body({"prompt": "x"}, headers=CIMultiDict(headers), sdk_timeout=sdk_timeout)
     return parsed.request.timeout_s
 
 

@@ -10,6 +10,7 @@ import aiohttp
 import openai
 import orjson
 import pytest
+from body_reading import read_body
 from proxy_stage import (
     STREAM_HEAD,
     Call,
@@ -24,12 +25,10 @@ from proxy_stage import (
     stage,
     until,
 )
+from tenant_keys import key_of, keys_of
 
-from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.dialects.usage import usage_tokens
-from forebay.proxy.api.json_body import parse
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.errors import ApiError
@@ -87,10 +86,7 @@ def asked(dialect: Dialect, prompt: str = "hello", **more: Any) -> dict[str, Any
 
 def read(dialect: Dialect, fields: dict[str, Any]) -> Any:
     body = orjson.dumps(fields)
-    estimate = TokenEstimate(4.0)
-    return read_fields(
-        parse(body), body, {}, id_="x", dialect=dialect, estimate=estimate, block_bytes=256
-    )
+    return read_body(body, dialect)
 
 
 class TestFields:
@@ -372,8 +368,7 @@ class TestPreviousResponse:
             return serve
 
         async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            owner = {"authorization": "Bearer key-of-owner-0123456789"}
-            other = {"authorization": "Bearer key-of-other-0123456789"}
+            owner, other = key_of("owner"), key_of("other")
             for _ in range(4):
                 assert await on.status(asked(RESPONSES), RESPONSES.path, headers=owner) == 200
             for name, backend in zip("xy", backends, strict=True):
@@ -392,9 +387,7 @@ class TestPreviousResponse:
             assert await on.status_of(f"{path}/input_items", headers=owner) == 404
             assert sum(len(backend.calls) for backend in backends) == calls
 
-        known = tmp_path / "keys"
-        known.write_text("a: key-of-owner-0123456789\nb: key-of-other-0123456789\n")
-        tenants = {"tenants": {"keys": str(known)}} if keys else {}
+        tenants = {"tenants": {"keys": keys_of(tmp_path, "owner", "other")}} if keys else {}
         play(scene, backend("x"), backend("y"), **tenants)
 
     def test_the_conversation_before_it_counts(self) -> None:
@@ -429,12 +422,9 @@ class TestPreviousResponse:
             id_ = asked_id if makes_ids else f"resp_{len(asked_id)}"
             await call.send(answer(200, orjson.dumps(whole_response(id_))))
 
-        keys = tmp_path / "keys"
-        keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
-        async with on_stage(serve, serve, tenants={"keys": str(keys)}) as (on, backends):
-            good, evil = (
-                {"authorization": f"Bearer key-of-{name}-0123456789"} for name in ("good", "evil")
-            )
+        keys = keys_of(tmp_path, "good", "evil")
+        async with on_stage(serve, serve, tenants={"keys": keys}) as (on, backends):
+            good, evil = key_of("good"), key_of("evil")
 
             async def ask(key: dict[str, str], **fields: Any) -> tuple[int, str]:
                 body = asked(RESPONSES, **fields)

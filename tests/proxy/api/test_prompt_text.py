@@ -7,14 +7,14 @@ from typing import Any
 
 import orjson
 import pytest
+from body_reading import read_body
 
 from forebay.proxy.api import json_body
 from forebay.proxy.api import media_tokens as media
-from forebay.proxy.api.body import ParsedBody, read_fields
+from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.json_body import parse_any
 from forebay.proxy.api.prompt_text import MOST_ITEMS
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 
 BLOCK_BYTES = 64
@@ -23,15 +23,7 @@ RECORDED = ["21aaf4d6cc6f26dc", "902a97e1957a81f3", "8cc3fafc2cdff0a7"]
 
 def understood(body: bytes, chat: bool = True) -> ParsedBody:
     fields = asyncio.run(parse_any(body))
-    return read_fields(
-        fields,
-        body,
-        {},
-        id_="x",
-        dialect=CHAT if chat else COMPLETIONS,
-        estimate=TokenEstimate(4.0),
-        block_bytes=BLOCK_BYTES,
-    )
+    return read_body(fields, CHAT if chat else COMPLETIONS, body=body, block_bytes=BLOCK_BYTES)
 
 
 def refused(body: bytes, chat: bool = True) -> ApiError:
@@ -237,10 +229,8 @@ class TestMedia:
     ) -> None:
         message = item if dialect is RESPONSES else {"role": "user", "content": [item]}
         body = orjson.dumps({dialect.prompt_field: [{"role": "user", "content": "hi"}, message]})
-        asked = read_fields(
-            asyncio.run(parse_any(body, in_pieces=in_pieces)), body, {}, id_="x", dialect=dialect,
-            estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES, most_tokens=131_072,
-        )  # fmt: skip
+        fields = asyncio.run(parse_any(body, in_pieces=in_pieces))
+        asked = read_body(fields, dialect, body=body, block_bytes=BLOCK_BYTES, most_tokens=131_072)
         tokens = asked.request.prompt_tokens
         assert media_count * media.IMAGE_TOKENS < tokens < media_count * media.IMAGE_TOKENS + 100
 

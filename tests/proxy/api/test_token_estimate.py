@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from body_reading import read_body
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy_stage import Call, answer, on_stage
 
-from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import MOST, TokenEstimate
 
@@ -45,16 +45,8 @@ def taught(training: Training, tenant: str = "") -> TokenEstimate:
 def estimated(
     estimate: TokenEstimate, fields: dict[str, Any], chat: bool = True, most: int = CONTEXT
 ) -> int:
-    return read_fields(
-        fields,
-        b"",
-        {},
-        id_="x",
-        dialect=CHAT if chat else COMPLETIONS,
-        estimate=estimate,
-        block_bytes=2048,
-        most_tokens=most,
-    ).request.prompt_tokens
+    dialect = CHAT if chat else COMPLETIONS
+    return read_body(fields, dialect, estimate=estimate, most_tokens=most).request.prompt_tokens
 
 
 def document(size: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from body_reading import read_body
 from proxy_stage import (
     WHOLE,
     Call,
@@ -26,10 +27,6 @@ from proxy_stage import (
 )
 from pydantic import SecretStr
 
-from forebay.proxy.api.body import read_fields
-from forebay.proxy.api.dialects import COMPLETIONS
-from forebay.proxy.api.json_body import parse
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models
 from forebay.proxy.backends.served_models import ServedModels
@@ -290,10 +287,7 @@ class TestRouting:
 
         def blocks(models: Models, asked: str) -> tuple[int, ...]:
             body = json.dumps({"model": asked, "prompt": "word " * 2000}).encode()
-            return read_fields(
-                parse(body), body, {}, id_="r", dialect=COMPLETIONS, estimate=TokenEstimate(4.0),
-                block_bytes=256, models=models,
-            ).request.blocks  # fmt: skip
+            return read_body(body, models=models).request.blocks
 
         alone, mixed = Models(), Models()
         alone.update({"alias": "tiny"}, [configured_models(["tiny"])])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from proxy_stage import Call, Stage, answer, error_of, on_stage, settle
+from tenant_keys import key_of, keys_of
 
 from forebay.proxy.backends.passing import ACTIVE_S, STEP_TOKENS, PassedOn
 
 LONG = {"model": "m", "input": "x" * 4 * STEP_TOKENS}  # about a step of tokens
-KEYS = "good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n"
 
 
 class Slow:
@@ -33,12 +33,8 @@ class Slow:
             self.now -= 1
 
 
-def key(tenant: str) -> dict[str, str]:
-    return {"authorization": f"Bearer key-of-{tenant}-0123456789"}
-
-
 async def ask(on: Stage, path: str, tenant: str = "", body: Any = LONG) -> int:
-    headers = key(tenant) if tenant else {}
+    headers = key_of(tenant) if tenant else {}
     async with on.post(body, path=path, headers=headers) as response:
         await response.read()
         return int(response.status)
@@ -70,10 +66,8 @@ async def test_they_count_in_max_concurrency_and_in_flight(path: str) -> None:
 
 
 async def test_a_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) -> None:
-    keys, slow = tmp_path / "keys", Slow()
-    keys.write_text(KEYS)
-
-    async with on_stage(slow, tenants={"keys": str(keys)}) as (on, _):
+    keys, slow = keys_of(tmp_path, "good", "evil"), Slow()
+    async with on_stage(slow, tenants={"keys": keys}) as (on, _):
         chat = {"prompt": "x", "max_tokens": 3}
         assert await ask(on, "/v1/completions", "good", chat) == 200
         tasks = [asyncio.create_task(ask(on, "/v1/embeddings", "evil")) for _ in range(40)]
@@ -92,10 +86,8 @@ async def test_a_tenant_leaves_room_for_another_that_is_there(tmp_path: Path) ->
 
 
 async def test_short_ones_of_a_tenant_run_together(tmp_path: Path) -> None:
-    keys, slow = tmp_path / "keys", Slow()
-    keys.write_text(KEYS)
-
-    async with on_stage(slow, tenants={"keys": str(keys)}) as (on, _):
+    keys, slow = keys_of(tmp_path, "good", "evil"), Slow()
+    async with on_stage(slow, tenants={"keys": keys}) as (on, _):
         assert await ask(on, "/v1/completions", "good", {"prompt": "x"}) == 200
         body = {"model": "m", "input": "x" * 40}
         tasks = [asyncio.create_task(ask(on, "/v1/embeddings", "evil", body)) for _ in range(20)]

@@ -5,15 +5,14 @@ import json
 from typing import Any
 
 import pytest
+from body_reading import read_body
 from proxy_stage import (
     Call,
     by_request,
     on_stage,
 )
 
-from forebay.proxy.api.body import read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.core.model import Request
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/slow.png"}}
@@ -25,15 +24,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 def request_of(fields: dict[str, Any], chat: bool = True) -> Request:
     content = fields.pop("content", "hello")
     prompt = {"messages": [{"role": "user", "content": content}]} if chat else {"prompt": content}
-    return read_fields(
-        {**prompt, **fields},
-        b"",
-        {},
-        id_="x",
-        dialect=CHAT if chat else COMPLETIONS,
-        estimate=TokenEstimate(4.0),
-        block_bytes=256,
-    ).request
+    return read_body({**prompt, **fields}, CHAT if chat else COMPLETIONS).request
 
 
 @pytest.mark.parametrize(

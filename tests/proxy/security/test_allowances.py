@@ -23,6 +23,7 @@ from proxy_stage import (
     stage,
 )
 from said import Said
+from tenant_keys import key_of, keys_of
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.state.elsewhere import SILENT_S
@@ -30,8 +31,7 @@ from forebay.proxy.security.spending import DAY_S, HOUR_S
 from forebay.proxy.share.exchange import PERIOD_S, PeerExchange
 from forebay.traces.errors import InputError
 
-ACME = {"authorization": "Bearer key-of-acme-0123456789"}
-OTHER = {"authorization": "Bearer key-of-other-0123456789"}
+ACME, OTHER = key_of("acme"), key_of("other")
 BODY = {"model": "small", "prompt": "hello", "max_tokens": 3}
 PATIENT = [{"name": "chat", "up_to": 5_000, "max_wait": "300s"}]
 REPORTED_S = 2.5 * PERIOD_S
@@ -41,9 +41,7 @@ assert json.loads(WHOLE)["usage"]["total_tokens"] == USED
 
 def two_tenants(tmp_path: Path, acme: dict[str, Any]) -> dict[str, Any]:
     """Keys of two tenants; what acme may use."""
-    path = tmp_path / "keys"
-    path.write_text("acme: key-of-acme-0123456789\nother: key-of-other-0123456789\n")
-    return {"keys": str(path), "known": {"acme": acme}}
+    return {"keys": keys_of(tmp_path, "acme", "other"), "known": {"acme": acme}}
 
 
 def scene_of(

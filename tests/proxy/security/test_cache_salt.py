@@ -5,25 +5,24 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from body_reading import read_body
 from cache_spy import KEYS, Spy, ks_p
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy_stage import RawBackend, on_stage, stage
 from pydantic import BaseModel, ConfigDict
+from tenant_keys import keys_of
 
-from forebay.proxy.api.body import ParsedBody, read_fields
+from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret
-from forebay.proxy.api.dialects import CHAT, COMPLETIONS
+from forebay.proxy.api.dialects import COMPLETIONS
 from forebay.proxy.api.fields import with_members
-from forebay.proxy.api.json_body import parse
-from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models
 from forebay.proxy.backends.salt_support import paths_of_version, paths_without_salt
@@ -44,20 +43,8 @@ class Served(BaseModel):
     cache_salt: str | None = None
 
 
-def understood(
-    body: bytes, tenant: str, salts: CacheSalts | None, headers: Mapping[str, str] | None = None
-) -> ParsedBody:
-    return read_fields(
-        parse(body),
-        body,
-        headers or {},
-        id_="r",
-        dialect=COMPLETIONS,
-        estimate=TokenEstimate(4.0),
-        block_bytes=256,
-        tenant=tenant,
-        salts=salts,
-    )
+def understood(body: bytes, tenant: str, salts: CacheSalts | None) -> ParsedBody:
+    return read_body(body, COMPLETIONS, tenant=tenant, salts=salts)
 
 
 def salted(body: bytes, content_type: str = "application/json") -> bytes:
@@ -112,10 +99,7 @@ class TestMediaIds:
         messages = [{"role": "system", "content": "x"}, {"role": "user"},
                     {"role": "user", "content": [self.TEXT, part]}]  # fmt: skip
         fields: dict[str, Any] = {"messages": messages}
-        return read_fields(
-            fields, json.dumps(fields).encode(), {}, id_="r", dialect=CHAT,
-            estimate=TokenEstimate(4.0), block_bytes=256, tenant="acme", salts=salts,
-        )  # fmt: skip
+        return read_body(json.dumps(fields).encode(), tenant="acme", salts=salts)
 
     def test_in_a_chat(self) -> None:
         with pytest.raises(ApiError) as refused:
@@ -350,14 +334,11 @@ def test_without_a_document_the_version_says_it() -> None:
 async def test_a_server_that_drops_salts_is_named_and_its_cache_is_shared(
     document: bytes | None, version: bytes | None, drops: bool, tmp_path: Path
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("good: key-of-good-0123456789\nevil: key-of-evil-0123456789\n")
-
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(
             RawBackend(openapi=document, version=version).running()
         )
-        tenants = {"keys": str(keys)}
+        tenants = {"keys": keys_of(tmp_path, "good", "evil")}
         on = await stack.enter_async_context(stage([backend.url], tenants=tenants))
         facts = json.loads(await (await on.client.get(on.proxy.admin_url + "/backends")).read())
         assert facts[0]["ignores_salt"] == (["/v1/messages"] if drops else [])
@@ -372,10 +353,8 @@ def test_the_index_of_a_path_that_drops_salts_is_one_for_all_tenants() -> None:
     body = json.dumps({"prompt": "word " * 2_000}).encode()
 
     def blocks(tenant: str, ignore_salt: frozenset[str]) -> tuple[int, ...]:
-        return read_fields(
-            parse(body), body, {}, id_="r", dialect=COMPLETIONS, estimate=TokenEstimate(4.0),
-            block_bytes=256, tenant=tenant, salts=SALTS, ignore_salt=ignore_salt,
-        ).request.blocks  # fmt: skip
+        asked = read_body(body, tenant=tenant, salts=SALTS, ignore_salt=ignore_salt)
+        return asked.request.blocks
 
     drops = frozenset(["/v1/completions"])
     assert blocks("good", drops) == blocks("evil", drops)

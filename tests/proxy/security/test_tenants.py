@@ -19,25 +19,22 @@ from proxy_stage import (
     settle,
     stage,
 )
+from tenant_keys import key_of, keys_of
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client.client import Origin
 
-KEYS = "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789\n"
+KNOWN = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
 
 
 async def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(KEYS)
-    known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
-
-    async with on_stage(None, tenants={"keys": str(keys), "known": known}) as (on, _):
+    keys = keys_of(tmp_path, "acme", "zeta")
+    async with on_stage(None, tenants={"keys": keys, "known": KNOWN}) as (on, _):
 
         async def ask(tenant: str, path: str, body: object) -> int:
-            key = {"authorization": f"Bearer key-of-{tenant}-0123456789"}
-            async with on.post(body, path=path, headers=key) as response:
+            async with on.post(body, path=path, headers=key_of(tenant)) as response:
                 if response.status == 429:
                     assert (await response.json())["error"]["code"] == "tenant_quota"
                     assert int(response.headers["retry-after"]) > 10
@@ -57,16 +54,13 @@ async def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
 
 
 async def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(KEYS)
-    known = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
-    key = {"authorization": "Bearer key-of-acme-0123456789"}
-
-    async with on_stage(None, tenants={"keys": str(keys), "known": known}) as (on, _):
+    async with on_stage(None, tenants={"keys": keys_of(tmp_path, "acme"), "known": KNOWN}) as (
+        on,
+        _,
+    ):
 
         async def ask(body: object) -> int:
-            async with on.post(body, path="/v1/embeddings", headers=key) as response:
-                return int(response.status)
+            return await on.status(body, "/v1/embeddings", headers=key_of("acme"))
 
         link = on.proxy.backends.links["b0"]
         assert await ask(b'{"input": ' + b"x" * 3_600) == 400
@@ -78,20 +72,14 @@ async def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -
 
 
 async def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(KEYS)
-    tenants = {
-        "keys": str(keys),
-        "known": {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}},
-    }
+    tenants = {"keys": keys_of(tmp_path, "acme", "zeta"), "known": KNOWN}
     body = {"prompt": "x" * 3_600}  # about 900 tokens
 
     backend = RawBackend()
     async with backend.running() as raw, stage([raw.url], tenants=tenants) as on:
 
         async def ask(tenant: str) -> int:
-            key = {"authorization": f"Bearer key-of-{tenant}-0123456789"}
-            async with on.post(body, headers=key) as response:
+            async with on.post(body, headers=key_of(tenant)) as response:
                 if response.status == 429:
                     assert (await response.json())["error"]["code"] == "tenant_quota"
                     assert 30 <= int(response.headers["retry-after"]) <= 60
@@ -127,13 +115,8 @@ async def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Pat
 
 def keyed(tmp_path: Path, **acme: Any) -> dict[str, Any]:
     """Keys of two tenants; what acme is known by."""
-    keys = tmp_path / "keys"
-    keys.write_text(KEYS)
-    return {"tenants": {"keys": str(keys), "isolate_cache": False, "known": {"acme": acme}}}
-
-
-def key_of(tenant: str) -> dict[str, str]:
-    return {"authorization": f"Bearer key-of-{tenant}-0123456789"}
+    keys = keys_of(tmp_path, "acme", "zeta")
+    return {"tenants": {"keys": keys, "isolate_cache": False, "known": {"acme": acme}}}
 
 
 async def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
