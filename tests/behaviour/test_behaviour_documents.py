@@ -12,7 +12,6 @@ from proxy_stage import Stage, stage
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 
@@ -168,7 +167,7 @@ class TestFiftyUsersOfOneDocument:
         self.hold(fifty(5.0, system, seed=seed), fifty(0.0, system, cached=True))
 
     @pytest.mark.parametrize("system", [0, 4_096])
-    def test_over_sockets(self, system: int) -> None:
+    async def test_over_sockets(self, system: int) -> None:
         """The proxy itself in front of two simulated servers."""
         words = "the reservoir feeds the turbines evenly while the river rises and falls " * 4_200
         prompt = "You answer from the document. " * (system // 7) + words
@@ -198,13 +197,10 @@ class TestFiftyUsersOfOneDocument:
 
         engine = EngineConfig()
 
-        async def main() -> None:
-            async with AsyncExitStack() as stack:
-                engines = [await stack.enter_async_context(start_engine(engine)) for _ in range(2)]
-                on = await stack.enter_async_context(stage([e.url for e in engines]))
-                await asyncio.gather(*(ask(on, number) for number in range(50)))
-
-        run(main())
+        async with AsyncExitStack() as stack:
+            engines = [await stack.enter_async_context(start_engine(engine)) for _ in range(2)]
+            on = await stack.enter_async_context(stage([e.url for e in engines]))
+            await asyncio.gather(*(ask(on, number) for number in range(50)))
         assert len(firsts) == len(usages) == 50
         whole = [
             u

@@ -27,7 +27,6 @@ from proxy_stage import (
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.logs.access_log import LOGGER, ConsoleLines, JsonLines
 from forebay.proxy.telemetry.logs.tracing import Tracer
-from forebay.replay.clock.virtual_loop import run
 
 CANARY = "zz9-plural-z-alpha"
 HEADERS = {
@@ -110,7 +109,7 @@ def traced() -> tuple[Tracer | None, Callable[[], str]]:
 
 
 @pytest.mark.parametrize("tenants", [{"keys": "env:KEYS"}, {}])
-def test_a_canary_is_seen_nowhere(
+async def test_a_canary_is_seen_nowhere(
     tenants: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,50 +142,47 @@ def test_a_canary_is_seen_nowhere(
         except (aiohttp.ClientError, ValueError):
             pass  # a header that no client sends
 
-    async def main() -> None:
-        async with (
-            RawBackend().running() as first,
-            RawBackend().running() as second,
-            stage(
-                [first.url, second.url],
-                tenants=tenants,
-                limits={"body": 400_000},
-                tracer=tracer,
-                capture={"path": str(capture)},
-            ) as on,
-        ):
-            keys = [KEY, f"{CANARY}-key", CANARY]
-            for serve in SERVES:
-                first.serve = second.serve = serve
-                for path, key, body in product(
-                    ("/v1/completions", "/v1/chat/completions", f"/v1/completions?q={CANARY}",
-                     f"/v1/embeddings?q={CANARY}", f"/{CANARY}"), keys, BODIES,
-                ):  # fmt: skip
-                    await ask(on, path, body, {"authorization": f"Bearer {key}"})
-                for name, value in HEADERS.items():
-                    for key in keys:
-                        headers = {"authorization": f"Bearer {key}", name: value}
-                        await ask(on, "/v1/completions", BODIES[0], headers)
-                for raw in RAW:
-                    host, port = on.url.removeprefix("http://").split(":")
-                    reader, writer = await asyncio.open_connection(host, int(port))
-                    writer.write(raw.encode())
-                    writer.write_eof()
-                    public.append((await reader.read()).decode())
-                    writer.close()
-            await asyncio.sleep(5)  # backends that had failed are up again; probes have been said
-            first.serve = second.serve = by_request
-            with monkeypatch.context() as broken:
-                broken.setattr(on.proxy.app._relay, "serve", fails)
-                await ask(on, "/v1/completions", BODIES[0], {"authorization": f"Bearer {KEY}"})
-            for page in ("/metrics", "/status", "/"):
-                async with on.client.get(on.proxy.admin_url + page) as response:
-                    public.append(await response.text())
-            public.extend(on.said)
-            await settle()
-            on.assert_nothing_held()
-
-    run(main())
+    async with (
+        RawBackend().running() as first,
+        RawBackend().running() as second,
+        stage(
+            [first.url, second.url],
+            tenants=tenants,
+            limits={"body": 400_000},
+            tracer=tracer,
+            capture={"path": str(capture)},
+        ) as on,
+    ):
+        keys = [KEY, f"{CANARY}-key", CANARY]
+        for serve in SERVES:
+            first.serve = second.serve = serve
+            for path, key, body in product(
+                ("/v1/completions", "/v1/chat/completions", f"/v1/completions?q={CANARY}",
+                 f"/v1/embeddings?q={CANARY}", f"/{CANARY}"), keys, BODIES,
+            ):  # fmt: skip
+                await ask(on, path, body, {"authorization": f"Bearer {key}"})
+            for name, value in HEADERS.items():
+                for key in keys:
+                    headers = {"authorization": f"Bearer {key}", name: value}
+                    await ask(on, "/v1/completions", BODIES[0], headers)
+            for raw in RAW:
+                host, port = on.url.removeprefix("http://").split(":")
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(raw.encode())
+                writer.write_eof()
+                public.append((await reader.read()).decode())
+                writer.close()
+        await asyncio.sleep(5)  # backends that had failed are up again; probes have been said
+        first.serve = second.serve = by_request
+        with monkeypatch.context() as broken:
+            broken.setattr(on.proxy.app._relay, "serve", fails)
+            await ask(on, "/v1/completions", BODIES[0], {"authorization": f"Bearer {KEY}"})
+        for page in ("/metrics", "/status", "/"):
+            async with on.client.get(on.proxy.admin_url + page) as response:
+                public.append(await response.text())
+        public.extend(on.said)
+        await settle()
+        on.assert_nothing_held()
     assert {200, 400, 404, 413, 500, 502} <= statuses
     assert (401 in statuses) is bool(tenants)
     told = "\n".join(public)

@@ -124,22 +124,30 @@ async def test_the_backends_own_errors(status: int, kind: type[Exception]) -> No
             await client.chat.completions.create(model="m", messages=MESSAGES)
 
 
-async def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
+async def ask(client: openai.AsyncOpenAI, text: str = "Say something.", **headers: str) -> None:
+    messages: Any = [{"role": "user", "content": text}]
+    await client.chat.completions.create(model="m", messages=messages, extra_headers=headers)
+
+
+@asynccontextmanager
+async def behind(text: str, bucket: dict[str, Any], **keys: Any) -> AsyncIterator[Any]:
+    """A client of a proxy whose only backend has a prompt that it does not answer."""
     backend = RawBackend(silent)
-    buckets = [{"name": "chat", "up_to": 5000, "max_queue": 0, "max_wait": "30s"}]
-    async with with_client(backend, slots=1, buckets=buckets) as client:
-
-        async def ask() -> None:
-            await client.chat.completions.create(model="m", messages=MESSAGES)
-
-        held = asyncio.create_task(ask())
+    async with with_client(backend, buckets=[{"max_wait": "30s", **bucket}], **keys) as client:
+        held = asyncio.create_task(ask(client, text))
         await has_one(backend)
-        with pytest.raises(openai.RateLimitError) as refused:
-            await ask()
-        assert refused.value.code == "queue_full"
-        assert int(refused.value.response.headers["retry-after"]) >= 1
+        yield client
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
+
+
+async def test_a_full_queue_is_a_rate_limit_and_says_when_to_retry() -> None:
+    bucket = {"name": "chat", "up_to": 5000, "max_queue": 0}
+    async with behind("hello", bucket, slots=1) as client:
+        with pytest.raises(openai.RateLimitError) as refused:
+            await ask(client)
+        assert refused.value.code == "queue_full"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(("words", "again"), [(12, None), (60_000, "false")])
@@ -147,47 +155,20 @@ async def test_a_client_is_told_not_to_come_back_only_when_that_is_hopeless(
     words: int, again: str | None
 ) -> None:
     """Behind a long prompt a short one is late; another long one would be late wherever it is."""
-
-    backend = RawBackend(silent)
-    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
-    async with with_client(backend, buckets=buckets) as client:
-
-        async def ask(text: str, **headers: str) -> None:
-            messages: Any = [{"role": "user", "content": text}]
-            await client.chat.completions.create(
-                model="m", messages=messages, extra_headers=headers
-            )
-
-        held = asyncio.create_task(ask("other " * 60_000))
-        await has_one(backend)
+    async with behind("other " * 60_000, {"name": "all", "up_to": 200_000}) as client:
         with pytest.raises(openai.RateLimitError) as refused:
-            await ask("word " * words, **{"x-request-timeout": "0.5"})
+            await ask(client, "word " * words, **{"x-request-timeout": "0.5"})
         assert refused.value.code == "deadline_unattainable"
         assert refused.value.response.headers.get("x-should-retry") == again
         assert int(refused.value.response.headers["retry-after"]) >= 1
-        held.cancel()
-        await asyncio.gather(held, return_exceptions=True)
 
 
 async def test_the_timeout_of_the_client_counts() -> None:
     """It sends that with each request; behind a long prompt a short one would be late."""
-
-    backend = RawBackend(silent)
-    buckets = [{"name": "all", "up_to": 200_000, "max_wait": "30s"}]
-    async with with_client(backend, buckets=buckets) as client:
-
-        async def ask(text: str, timeout_s: float) -> None:
-            messages: Any = [{"role": "user", "content": text}]
-            hasty = client.with_options(timeout=timeout_s)
-            await hasty.chat.completions.create(model="m", messages=messages)
-
-        held = asyncio.create_task(ask("other " * 60_000, 600.0))
-        await has_one(backend)
+    async with behind("other " * 60_000, {"name": "all", "up_to": 200_000}) as client:
         with pytest.raises(openai.RateLimitError, match=r"your timeout is 1\.5 s") as refused:
-            await ask("word " * 12, 1.5)
+            await ask(client.with_options(timeout=1.5), "word " * 12)
         assert refused.value.code == "deadline_unattainable"
-        held.cancel()
-        await asyncio.gather(held, return_exceptions=True)
 
 
 async def test_a_cut_stream_raises() -> None:

@@ -17,12 +17,10 @@ from proxy_stage import (
     STREAMED,
     WHOLE,
     Call,
-    RawBackend,
     Stage,
     answer,
     error_of,
     on_stage,
-    play,
     settle,
     silent,
     until,
@@ -179,11 +177,13 @@ class TestHandover:
                     each.close()
 
     @pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
-    def test_a_connection_after_the_last_accept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_connection_after_the_last_accept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Is not reset: its SYN goes unheard, and the next one, a second later, to the new one."""
         late: list[socket.socket] = []
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(None, listen=SHARED, timeouts={"lame_duck": "1s"}) as (on, _):
             port = int(on.url.rpartition(":")[2])
 
             def accepted(listening: socket.socket) -> Iterator[socket.socket]:
@@ -210,6 +210,4 @@ class TestHandover:
                     with each:
                         each.settimeout(10)
                         assert each.recv(9) == b"hello"
-
-        play(scene, None, listen=SHARED, timeouts={"lame_duck": "1s"})
         assert len(late) == 8

@@ -15,6 +15,8 @@ from forebay.proxy.http1.client import dns_cache as names
 from forebay.proxy.http1.client.backend_errors import NameFault
 from forebay.proxy.http1.client.client import Origin
 
+pytestmark = pytest.mark.real_time
+
 real = socket.getaddrinfo
 
 
@@ -63,49 +65,42 @@ async def ask(on: Stage) -> None:
     assert await on.status() == 200
 
 
-def test_a_slow_name_hurts_no_other_backend_and_holds_no_end(server: NameServer) -> None:
+async def test_a_slow_name_hurts_no_other_backend_and_holds_no_end(server: NameServer) -> None:
     server.slow.add("slow.test")
 
-    async def main() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            port = backend.url.rpartition(":")[2]
-            urls = [f"http://{name}.test:{port}" for name in ("slow", "good", "fine")]
-            probes = {"interval": "100ms", "timeout": "200ms"}
-            on = await stack.enter_async_context(stage(urls, wait_up=2, health=probes))
-            for _ in range(10):
-                forget_connections(on)
-                await ask(on)
-            assert server.under_way == ["slow.test"]  # one look-up at a time
-            assert not any("is down" in line for line in on.said)
-            assert server.asked.count("slow.test") == 1
-
-    asyncio.run(main())
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend().running())
+        port = backend.url.rpartition(":")[2]
+        urls = [f"http://{name}.test:{port}" for name in ("slow", "good", "fine")]
+        probes = {"interval": "100ms", "timeout": "200ms"}
+        on = await stack.enter_async_context(stage(urls, wait_up=2, health=probes))
+        for _ in range(10):
+            forget_connections(on)
+            await ask(on)
+        assert server.under_way == ["slow.test"]  # one look-up at a time
+        assert not any("is down" in line for line in on.said)
+        assert server.asked.count("slow.test") == 1
     assert not server.released.is_set()
 
 
 @pytest.mark.parametrize("how", ["slow", "unknown"])
-def test_the_last_good_addresses_stay_in_use(server: NameServer, how: str) -> None:
-    async def main() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        async with AsyncExitStack() as stack:
-            backend = await stack.enter_async_context(RawBackend().running())
-            url = f"http://good.test:{backend.url.rpartition(':')[2]}"
-            on = await stack.enter_async_context(stage([url]))
-            getattr(server, how).add("good.test")
-            before = len(server.asked)
-            for _ in range(5):
-                forget_connections(on)
-                await ask(on)
-            assert len(server.asked) > before
-            assert not any("is down" in line for line in on.said)
-
-    asyncio.run(main())
+async def test_the_last_good_addresses_stay_in_use(server: NameServer, how: str) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend().running())
+        url = f"http://good.test:{backend.url.rpartition(':')[2]}"
+        on = await stack.enter_async_context(stage([url]))
+        getattr(server, how).add("good.test")
+        before = len(server.asked)
+        for _ in range(5):
+            forget_connections(on)
+            await ask(on)
+        assert len(server.asked) > before
+        assert not any("is down" in line for line in on.said)
     assert not server.released.is_set()
 
 
-@pytest.mark.real_time
 async def test_a_name_that_becomes_known_is_used(server: NameServer) -> None:
     async with RawBackend().running() as backend:
         origin = Origin(f"http://new.test:{backend.url.rpartition(':')[2]}", 5.0)

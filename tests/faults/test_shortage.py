@@ -26,7 +26,6 @@ from proxy_stage import (
     by_request,
     error_of,
     on_stage,
-    play,
     stage,
 )
 
@@ -230,7 +229,8 @@ def port_of(server: asyncio.Server) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prlimit")
-def test_a_process_without_descriptors_lives_and_recovers() -> None:
+@pytest.mark.real_time
+async def test_a_process_without_descriptors_lives_and_recovers() -> None:
     """Idle clients hold all of them: real limits, real sockets, the loop of production."""
     said: list[str] = []
 
@@ -246,31 +246,28 @@ def test_a_process_without_descriptors_lives_and_recovers() -> None:
         except aiohttp.ClientConnectionError:  # not let in yet
             return False
 
-    async def main() -> None:
-        async with (
-            await asyncio.start_server(never_kept, "127.0.0.1", 0) as backend,
-            process(f"http://127.0.0.1:{port_of(backend)}", said) as (pid, url),
-            aiohttp.ClientSession() as client,
-        ):
-            assert await ask(client, url) == (200, "")
-            host, port = url.removeprefix("http://").split(":")
-            idle = [await asyncio.open_connection(host, int(port)) for _ in range(2 * LIMIT)]
-            while len(os.listdir(f"/proc/{pid}/fd")) < LIMIT:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            before, began = cpu_s(pid), time.monotonic()
-            statuses = set()
-            while time.monotonic() - began < 4 or not any(ASKED_IN_VAIN in line for line in said):
-                statuses.add(await ask(client, url))  # on the connection it has
+    async with (
+        await asyncio.start_server(never_kept, "127.0.0.1", 0) as backend,
+        process(f"http://127.0.0.1:{port_of(backend)}", said) as (pid, url),
+        aiohttp.ClientSession() as client,
+    ):
+        assert await ask(client, url) == (200, "")
+        host, port = url.removeprefix("http://").split(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(2 * LIMIT)]
+        while len(os.listdir(f"/proc/{pid}/fd")) < LIMIT:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        before, began = cpu_s(pid), time.monotonic()
+        statuses = set()
+        while time.monotonic() - began < 4 or not any(ASKED_IN_VAIN in line for line in said):
+            statuses.add(await ask(client, url))  # on the connection it has
+            await asyncio.sleep(0.25)
+        assert statuses == {(503, "overloaded")}
+        assert cpu_s(pid) - before < (time.monotonic() - began) / 2  # it does not spin
+        for _, writer in idle:
+            writer.close()
+        async with aiohttp.ClientSession() as newcomer:
+            while not await served(newcomer, url):  # noqa: ASYNC110 - one class more a second
                 await asyncio.sleep(0.25)
-            assert statuses == {(503, "overloaded")}
-            assert cpu_s(pid) - before < (time.monotonic() - began) / 2  # it does not spin
-            for _, writer in idle:
-                writer.close()
-            async with aiohttp.ClientSession() as newcomer:
-                while not await served(newcomer, url):  # noqa: ASYNC110 - one class more a second
-                    await asyncio.sleep(0.25)
-
-    asyncio.run(main())
     assert not any(" is down" in line for line in said), said
 
 
@@ -309,12 +306,11 @@ class TestHistogramLog:
         assert status == 0
         assert sum(self.says in line for line in told) == 1
 
-    def test_the_log_goes_on_whole_once_there_is_room(self, tmp_path: Path) -> None:
+    async def test_the_log_goes_on_whole_once_there_is_room(self, tmp_path: Path) -> None:
         path, rng, recorded = tmp_path / "ttft.hlog", random.Random(1), 0
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
-            nonlocal recorded
+        async with on_stage(None, metrics={"hlog": str(path)}) as (on, _):
 
             async def interval() -> None:
                 nonlocal recorded
@@ -336,7 +332,5 @@ class TestHistogramLog:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             await interval()
             assert len([line for line in on.said if "hlog" in line]) == 1
-
-        play(scene, None, metrics={"hlog": str(path)})
         found = [one for intervals in read_hlog(path).values() for one in intervals]
         assert sum(one.histogram.get_total_count() for one in found) == recorded

@@ -17,12 +17,10 @@ from proxy_stage import (
     WHOLE,
     Call,
     RawBackend,
-    Stage,
     answer,
     chunk,
     error_of,
     on_stage,
-    play,
     settle,
     silent,
     stage,
@@ -263,16 +261,14 @@ class TestLife:
                 assert await response.read() == EVENT + DONE
             assert await drained == 0
 
-    def test_the_histogram_log_of_ttft(self, tmp_path: Path) -> None:
+    async def test_the_histogram_log_of_ttft(self, tmp_path: Path) -> None:
         path = tmp_path / "ttft.hlog"
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(None, metrics={"hlog": str(path)}) as (on, _):
             for _ in range(3):
                 async with on.post(STREAMED) as response:
                     await response.read()
                 await asyncio.sleep(1)
-
-        play(scene, None, metrics={"hlog": str(path)})
         intervals = read_hlog(path)["ttft.chat"]
         assert sum(i.histogram.get_total_count() for i in intervals) == 3
 

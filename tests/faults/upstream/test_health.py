@@ -12,7 +12,7 @@ from proxy_stage import on_stage, stream
 
 from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
-from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send, UpModels
+from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client.patience import Patience
 from forebay.replay.clock.virtual_loop import VirtualClockLoop, run
@@ -464,16 +464,6 @@ class TestShaperTakesIt:
         shaper.backend_up("b", 0.0)
         return shaper
 
-    def test_a_trial_is_one_request_without_a_first_token(self) -> None:
-        shaper = self.shaper()
-        shaper.backend_down("b", 0.0)
-        shaper.backend_up("a", 0.0, most_prefills=1)
-        (first,) = shaper.arrive(Request("1", 100), 1.0)
-        assert isinstance(first, Send)
-        assert shaper.arrive(Request("2", 100), 1.0) == []  # waits for it to end
-        (second,) = shaper.first_token("1", 1.1)
-        assert (second.request.id, shaper.queued("chat")) == ("2", 0)
-
     def test_nobody_waits_for_a_trial_while_another_takes_work(self) -> None:
         shaper = self.shaper()
         shaper.backend_up("a", 0.0, most_prefills=1)
@@ -497,15 +487,6 @@ class TestShaperTakesIt:
         assert len(held.cache.prefixes) > 0
         shaper.backend_down("a", 2.0)
         assert len(held.cache.prefixes) == 0
-
-    @pytest.mark.parametrize(("timeout_s", "sent"), [(inf, True), (30.0, True), (5.0, False)])
-    def test_no_retry_that_would_come_too_late(self, timeout_s: float, sent: bool) -> None:
-        shaper = self.shaper()
-        shaper.arrive(Request("1", 1000, timeout_s=timeout_s), 0.0)
-        (action,) = shaper.retry("1", 4.9999)
-        assert isinstance(action, Send) is sent
-        if isinstance(action, Reject):
-            assert action.reason == "deadline_unattainable"
 
 
 class TestBudget:

@@ -11,8 +11,6 @@ import pytest
 from faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
 from proxy_stage import DONE, EVENT, Call, RawBackend, Stage, settle, silent, stage, stream, whole
 
-from forebay.replay.clock.virtual_loop import run
-
 REQUESTS, AT_ONCE = 1500, 25
 SLOW = {"event without end", "comments without end", "header of 128 KiB"}  # megabytes each
 
@@ -63,7 +61,7 @@ def proxy_tasks() -> list[str]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_nothing_is_left_over(seed: int) -> None:
+async def test_nothing_is_left_over(seed: int) -> None:
     dice = random.Random(seed)
     outcomes: Counter[str] = Counter()
 
@@ -78,45 +76,42 @@ def test_nothing_is_left_over(seed: int) -> None:
             await one(on, dice, outcomes)
             await asyncio.sleep(dice.random() * 0.05)
 
-    async def main() -> None:
-        before = descriptors()
-        async with AsyncExitStack() as stack:
-            backends = [RawBackend(Mean(seed * 10 + i)) for i in range(3)]
-            for backend in backends:
-                await stack.enter_async_context(backend.running())
-            times = {"idle": "3s", "first_token": "5s", "answer": "5s", "client_write": "2s"}
-            on = await stack.enter_async_context(
-                stage([b.url for b in backends], timeouts=times)
-            )  # fmt: skip
-            tasks_before = len(proxy_tasks())
-            flapping = [asyncio.create_task(flap(b)) for b in backends]
-            left: list[None] = [None] * REQUESTS
-            await asyncio.gather(*(worker(on, left) for _ in range(AT_ONCE)))
-            for task in flapping:
-                task.cancel()
-            await asyncio.gather(*flapping, return_exceptions=True)
-            for backend in backends:
-                backend.healthy, backend.serve = True, stream
-            await asyncio.sleep(100)  # kept connections close, whoever is out comes back
-            await settle()
-            on.assert_nothing_held()
-            assert on.proxy.app.active == 0
-            assert not on.proxy.app._watchdog._watches
-            assert not on.proxy.driver._granted
-            assert not on.proxy.driver._waiting
-            assert all(b.connections <= 1 for b in backends)  # one is kept, for the next probe
-            # The probes of three backends keep a connection each, at most.
-            assert [b.open for b in backends] == [0, 0, 0]
-            for _ in range(9):
-                async with on.post({"prompt": "x", "stream": True}) as response:
-                    assert (await response.read()).endswith(EVENT[-2:] + DONE)
-            await asyncio.sleep(100)
-            assert len(proxy_tasks()) <= tasks_before
+    before = descriptors()
+    async with AsyncExitStack() as stack:
+        backends = [RawBackend(Mean(seed * 10 + i)) for i in range(3)]
+        for backend in backends:
+            await stack.enter_async_context(backend.running())
+        times = {"idle": "3s", "first_token": "5s", "answer": "5s", "client_write": "2s"}
+        on = await stack.enter_async_context(
+            stage([b.url for b in backends], timeouts=times)
+        )  # fmt: skip
+        tasks_before = len(proxy_tasks())
+        flapping = [asyncio.create_task(flap(b)) for b in backends]
+        left: list[None] = [None] * REQUESTS
+        await asyncio.gather(*(worker(on, left) for _ in range(AT_ONCE)))
+        for task in flapping:
+            task.cancel()
+        await asyncio.gather(*flapping, return_exceptions=True)
+        for backend in backends:
+            backend.healthy, backend.serve = True, stream
+        await asyncio.sleep(100)  # kept connections close, whoever is out comes back
         await settle()
-        assert len(asyncio.all_tasks()) == 1
-        assert descriptors() <= before + 1  # the loop's own may be counted once more
-
-    run(main())
+        on.assert_nothing_held()
+        assert on.proxy.app.active == 0
+        assert not on.proxy.app._watchdog._watches
+        assert not on.proxy.driver._granted
+        assert not on.proxy.driver._waiting
+        assert all(b.connections <= 1 for b in backends)  # one is kept, for the next probe
+        # The probes of three backends keep a connection each, at most.
+        assert [b.open for b in backends] == [0, 0, 0]
+        for _ in range(9):
+            async with on.post({"prompt": "x", "stream": True}) as response:
+                assert (await response.read()).endswith(EVENT[-2:] + DONE)
+        await asyncio.sleep(100)
+        assert len(proxy_tasks()) <= tasks_before
+    await settle()
+    assert len(asyncio.all_tasks()) == 1
+    assert descriptors() <= before + 1  # the loop's own may be counted once more
     assert sum(outcomes.values()) == REQUESTS
     for outcome in ("200", "502", "503", "504", "cut", "left"):
         assert outcomes[outcome] > 0, outcomes

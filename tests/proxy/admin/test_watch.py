@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, on_stage, play
+from proxy_stage import Stage, on_stage
 
 from forebay.proxy.admin import watch
 from forebay.proxy.admin.watch import EVERY_S, OVER_S, RECENT_S, of_all_workers
@@ -58,14 +58,12 @@ async def test_a_cause_has_a_line_at_its_begin_and_at_its_end(
         assert findings_of(on)[-1] == (LogEvent.FINDING, "9 of 20 were late. Remedy: read explain")
 
 
-def test_an_idle_proxy_asks_its_backends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_proxy_asks_its_backends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(watch, "backend_facts", asked.append)
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+    async with on_stage(None) as (_, _):
         await asyncio.sleep(3 * EVERY_S)
-
-    play(scene, None)
     assert not asked
 
 

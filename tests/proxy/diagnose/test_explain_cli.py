@@ -18,7 +18,6 @@ from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Request
 from forebay.proxy.diagnose.explain_cli import show_list
 from forebay.proxy.diagnose.receipt_text import main_reason
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.schema import TraceRequest
 
@@ -148,55 +147,52 @@ async def get(on: Stage, target: str) -> tuple[int, Any]:
         return response.status, json.loads(text)
 
 
-def test_the_slowest_and_the_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_slowest_and_the_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     async def slowly(call: Call) -> None:
         if b'"stream"' in call.body:
             await asyncio.sleep(3.0 if b"slow" in call.body else 0.5)
         await by_request(call)
 
-    async def main() -> None:
-        buckets = [{"name": "chat", "up_to": 5_000}, {"name": "document", "up_to": 20_000}]
-        async with on_stage(slowly, buckets=buckets) as (on, _):
-            long = {**STREAM, "prompt": "x" * 40_000}
-            assert await post(on, "quick") == 200
-            assert await post(on, "slow", {**STREAM, "prompt": "slow"}) == 200
-            await asyncio.sleep(100.0)
-            assert await post(on, "document", long) == 200
-            assert await post(on, "hidden", {"prompt": "no stream"}) == 200
-            assert await post(on, "too-long", {**STREAM, "prompt": "x" * 400_000}) == 400
-            code, found = await get(on, "/requests")
-            assert code == 200
-            names = [row["request"].partition("/")[0] for row in found["requests"]]
-            assert names == ["slow", "quick", "document"]
-            assert (found["considered"], found["unseen"]) == (5, 1)
-            slow = found["requests"][0]
-            assert slow["latency_s"] == slow["ttft_s"] == pytest.approx(3.0, abs=0.1)
-            assert slow["reason"].startswith("b0 took 3.00 s; ")
-            show_list(found)
-            for query, expected in {
-                "count=1": ["slow"],
-                "bucket=document": ["document"],
-                "since_s=50": ["document"],
-                "by=rejected": ["too-long"],
-                "by=rejected&bucket=chat": [],
-            }.items():
-                _, one = await get(on, f"/requests?{query}")
-                assert [r["request"].partition("/")[0] for r in one["requests"]] == expected, query
-            _, rejected = await get(on, "/requests?by=rejected")
-            assert "the largest bucket allows 20,000" in rejected["requests"][0]["reason"]
-            show_list(rejected)
-            for query, words in {
-                "by=fastest": "by: give slowest or rejected",
-                "bucket=chats": "bucket: give one of chat, document",
-                "count=0": "count: give 1 to 100",
-                "count=many": "count: give 1 to 100",
-                "since_s=-1": "since_s: give 0 or more",
-                "since_s=nan": "since_s: give 0 or more",
-            }.items():
-                code, told = await get(on, f"/requests?{query}")
-                assert (code, told["error"]["message"]) == (400, words)
-
-    run(main())
+    buckets = [{"name": "chat", "up_to": 5_000}, {"name": "document", "up_to": 20_000}]
+    async with on_stage(slowly, buckets=buckets) as (on, _):
+        long = {**STREAM, "prompt": "x" * 40_000}
+        assert await post(on, "quick") == 200
+        assert await post(on, "slow", {**STREAM, "prompt": "slow"}) == 200
+        await asyncio.sleep(100.0)
+        assert await post(on, "document", long) == 200
+        assert await post(on, "hidden", {"prompt": "no stream"}) == 200
+        assert await post(on, "too-long", {**STREAM, "prompt": "x" * 400_000}) == 400
+        code, found = await get(on, "/requests")
+        assert code == 200
+        names = [row["request"].partition("/")[0] for row in found["requests"]]
+        assert names == ["slow", "quick", "document"]
+        assert (found["considered"], found["unseen"]) == (5, 1)
+        slow = found["requests"][0]
+        assert slow["latency_s"] == slow["ttft_s"] == pytest.approx(3.0, abs=0.1)
+        assert slow["reason"].startswith("b0 took 3.00 s; ")
+        show_list(found)
+        for query, expected in {
+            "count=1": ["slow"],
+            "bucket=document": ["document"],
+            "since_s=50": ["document"],
+            "by=rejected": ["too-long"],
+            "by=rejected&bucket=chat": [],
+        }.items():
+            _, one = await get(on, f"/requests?{query}")
+            assert [r["request"].partition("/")[0] for r in one["requests"]] == expected, query
+        _, rejected = await get(on, "/requests?by=rejected")
+        assert "the largest bucket allows 20,000" in rejected["requests"][0]["reason"]
+        show_list(rejected)
+        for query, words in {
+            "by=fastest": "by: give slowest or rejected",
+            "bucket=chats": "bucket: give one of chat, document",
+            "count=0": "count: give 1 to 100",
+            "count=many": "count: give 1 to 100",
+            "since_s=-1": "since_s: give 0 or more",
+            "since_s=nan": "since_s: give 0 or more",
+        }.items():
+            code, told = await get(on, f"/requests?{query}")
+            assert (code, told["error"]["message"]) == (400, words)
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert lines[0].split() == [

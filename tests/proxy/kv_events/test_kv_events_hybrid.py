@@ -6,7 +6,7 @@
 import msgspec
 import pytest
 from kv_recordings import RECORDINGS, Asked, Recording, read_recording
-from proxy_stage import RawBackend, Stage, play
+from proxy_stage import on_stage
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
@@ -108,14 +108,12 @@ def test_the_recording_says_something(recording: Recording) -> None:
     assert sum(asked.cached for asked in recording.asked) == float(hits.rsplit(" ", 1)[1])
 
 
-def test_the_kv_size_is_that_of_the_label(recording: Recording) -> None:
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
+async def test_the_kv_size_is_that_of_the_label(recording: Recording) -> None:
+    async with on_stage(None) as (on, backends):
         backends[0].metrics = "\n".join([*recording.metrics, ""]).encode()
         link = on.proxy.backends.links["b0"]
         await on.proxy.backends.prober._ask_size(link)
         assert link.kv_tokens == pytest.approx(label(recording, "kv_cache_size_tokens"), 0.01)
-
-    play(scene, None)
     product = label(recording, "num_gpu_blocks") * label(recording, "block_size")
     assert label(recording, "kv_cache_size_tokens") < 0.95 * product
 

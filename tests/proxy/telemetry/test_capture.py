@@ -17,7 +17,6 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.logs.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.errors import InputError
 from forebay.traces.reading.jsonl import parse_row, read_trace
@@ -88,33 +87,32 @@ def captured(path: Path) -> list[TraceRequest]:
     return list(read_trace(path))
 
 
-def test_traffic_through_the_proxy_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_traffic_through_the_proxy_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SALT, SECRET)
     path = tmp_path / "traffic.jsonl"
     document = "the annual report of the company. " * 400
 
-    async def main() -> None:
-        async with RawBackend(by_request).running() as backend:
-            keys: Any = {"capture": {"path": str(path)}, "buckets": BUCKETS}
-            async with stage([backend.url], slots=1, **keys) as on:
-                for question in ("What is the profit?", "And the loss?"):
-                    body = {"prompt": document + question, "max_tokens": 9, "stream": True}
-                    async with on.post(body) as answer:
-                        await answer.read()
-                    await asyncio.sleep(1)
-                assert await on.status(b"{") == 400
-                backend.serve = silent
-                leaving = asyncio.create_task(_status(on.post()))
-                await settle()
-                assert await on.status({"prompt": "refused", "max_tokens": 5}) == 429
-                leaving.cancel()
-                await asyncio.gather(leaving, return_exceptions=True)
-                await settle()
-                async with on.client.get(on.proxy.admin_url + "/status") as answer:
-                    said = (await answer.json())["capture"]
-                assert (said["dropped"], said["stopped"]) == (0, None)
-
-    run(main())
+    async with RawBackend(by_request).running() as backend:
+        keys: Any = {"capture": {"path": str(path)}, "buckets": BUCKETS}
+        async with stage([backend.url], slots=1, **keys) as on:
+            for question in ("What is the profit?", "And the loss?"):
+                body = {"prompt": document + question, "max_tokens": 9, "stream": True}
+                async with on.post(body) as answer:
+                    await answer.read()
+                await asyncio.sleep(1)
+            assert await on.status(b"{") == 400
+            backend.serve = silent
+            leaving = asyncio.create_task(_status(on.post()))
+            await settle()
+            assert await on.status({"prompt": "refused", "max_tokens": 5}) == 429
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await settle()
+            async with on.client.get(on.proxy.admin_url + "/status") as answer:
+                said = (await answer.json())["capture"]
+            assert (said["dropped"], said["stopped"]) == (0, None)
     first, second, left, refused = captured(path)
     assert second.arrival_s - first.arrival_s >= 1
     assert first.blocks is not None

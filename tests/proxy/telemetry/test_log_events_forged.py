@@ -15,7 +15,6 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.diagnose import admin_client
 from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
-from forebay.replay.clock.virtual_loop import run
 from forebay.traces.command_line.messages import shortlist, talk
 
 FORGED = "m\n2026-11-26T00:00:00Z CRITICAL fake\x1b[2J\x1b]0;pwn\x07\u2028\x9b\x7f\u202e"
@@ -31,28 +30,25 @@ def _as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("format_", ["console", "json"])
-def test_a_name_of_a_model_stays_in_its_line(format_: str) -> None:
+async def test_a_name_of_a_model_stays_in_its_line(format_: str) -> None:
     out = io.StringIO()
 
-    async def scene() -> None:
-        configure_logs(Logs(format=format_, level="debug"), out)
-        one, two = RawBackend(), RawBackend()
-        one.models = {FORGED: {}}
-        two.models = {f"adapter-{number}": {} for number in range(4_000)}
-        async with AsyncExitStack() as stack:
-            urls = [(await stack.enter_async_context(b.running())).url for b in (one, two)]
-            on = await stack.enter_async_context(stage(urls))
-            for event, line in zip(on.said.events, on.said, strict=True):
-                say(event[0], line, *event[1:])
-            LOGGER.info("request", extra={"fields": {"tenant": FORGED}})
-            async with on.client.get(on.proxy.admin_url + "/status") as response:
-                text = await response.text()
-            shown = json.loads(text)["backends"]
-            assert [b["models_count"] for b in shown] == [1, 4_000]
-            assert len(shown[1]["models"]) == 10
-            assert len(text) < 8_000
-
-    run(scene())
+    configure_logs(Logs(format=format_, level="debug"), out)
+    one, two = RawBackend(), RawBackend()
+    one.models = {FORGED: {}}
+    two.models = {f"adapter-{number}": {} for number in range(4_000)}
+    async with AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(b.running())).url for b in (one, two)]
+        on = await stack.enter_async_context(stage(urls))
+        for event, line in zip(on.said.events, on.said, strict=True):
+            say(event[0], line, *event[1:])
+        LOGGER.info("request", extra={"fields": {"tenant": FORGED}})
+        async with on.client.get(on.proxy.admin_url + "/status") as response:
+            text = await response.text()
+        shown = json.loads(text)["backends"]
+        assert [b["models_count"] for b in shown] == [1, 4_000]
+        assert len(shown[1]["models"]) == 10
+        assert len(text) < 8_000
     lines = out.getvalue().split("\n")
     assert not UNSAFE.search(out.getvalue())
     assert not [line for line in lines if line.startswith("2026-11-26T00:00:00Z CRITICAL")]

@@ -97,21 +97,18 @@ def test_an_unsampled_request_still_passes_its_trace_on() -> None:
     assert f"traceparent: 00-{TRACE}-" in call.head
 
 
-def test_a_client_that_leaves() -> None:
+async def test_a_client_that_leaves() -> None:
     exporter = InMemorySpanExporter()
 
     async def silent(call: Call) -> None:
         await call.hung_up()
 
-    async def main() -> None:
-        tracer = Tracer(Tracing(enabled=True), exporter)
-        async with on_stage(silent, tracer=tracer) as (on, _):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1), on.post():
-                    pass
-            await asyncio.sleep(1)
-
-    run(main())
+    tracer = Tracer(Tracing(enabled=True), exporter)
+    async with on_stage(silent, tracer=tracer) as (on, _):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1), on.post():
+                pass
+        await asyncio.sleep(1)
     (span,) = exporter.get_finished_spans()
     assert span.attributes is not None
     assert span.attributes["http.response.status_code"] == 499
