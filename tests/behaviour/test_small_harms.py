@@ -12,10 +12,8 @@ from proxy_stage import (
     SHARED_LOOP,
     Call,
     RawBackend,
-    Stage,
     error_of,
     on_stage,
-    play,
     stage,
     whole,
 )
@@ -185,16 +183,14 @@ async def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["usage", "metrics"])
-def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, key: str) -> None:
+async def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, key: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     settings = {"usage": {"path": str(pipe)}, "metrics": {"hlog": str(pipe)}}
 
-    async def scene(on: Stage, backends: list[RawBackend]) -> None:
-        raise AssertionError("it has started")
-
     with pytest.raises(InputError, match=r"cannot write .*pipe \(it is a pipe that nobody reads\)"):
-        play(scene, whole, **{key: settings[key]})
+        async with on_stage(whole, **{key: settings[key]}):
+            raise AssertionError("it has started")
 
 
 def test_the_ledger_can_be_a_pipe_that_is_read(tmp_path: Path) -> None:

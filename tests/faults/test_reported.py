@@ -5,31 +5,7 @@
 
 import json
 
-import pytest
 from proxy_stage import on_stage
-
-LABELS = (
-    b'vllm:cache_config_info{num_gpu_blocks="1000",block_size="784"%s} 1.0\n'
-    b"vllm:num_requests_running 0.0\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("label", "tokens"),
-    [
-        (b',kv_cache_size_tokens="123456"', 123_456),  # a hybrid divides its blocks among groups
-        (b',kv_cache_size_tokens="None"', 784_000),
-        (b"", 784_000),
-    ],
-)
-async def test_the_label_of_the_kv_cache_counts_before_the_product(
-    label: bytes, tokens: int
-) -> None:
-    async with on_stage(None) as (on, backends):
-        backends[0].metrics = LABELS % label
-        link = on.proxy.backends.links["b0"]
-        await on.proxy.backends.prober._ask_size(link)
-        assert link.kv_tokens == tokens
 
 
 async def test_bodies_of_agents_pass_byte_for_byte() -> None:

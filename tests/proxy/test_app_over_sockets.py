@@ -112,16 +112,6 @@ async def test_equal_ids_at_one_time_differ_at_the_server() -> None:
 
 
 class TestBeforeTheFirstByte:
-    @pytest.mark.parametrize("fault", faults())
-    async def test_another_backend_answers(self, fault: str) -> None:
-        # The first of two idle backends is asked first.
-        async with on_stage(faults()[fault], stream) as (on, backends):
-            async with on.post(STREAMED) as response:
-                assert response.status == 200
-                assert await response.read() == EVENT + EVENT + USAGE + DONE
-                assert response.headers["x-forebay-backend"] == "b1"
-            assert [len(b.calls) for b in backends] == [1, 1]
-
     @pytest.mark.parametrize(
         ("fault", "status"),
         [("reset", 502), ("close", 502), ("busy", 503), ("limited", 429), ("broken", 500),

@@ -18,7 +18,6 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.telemetry.log_events import Say
 from forebay.proxy.telemetry.logs.tracing import Tracer
-from forebay.replay.clock.virtual_loop import run
 
 Serve = Callable[["Call"], Awaitable[None]]
 
@@ -317,20 +316,6 @@ async def on_stage(
         yield on, backends
         await settle()
         on.assert_nothing_held()
-
-
-def play(
-    scene: Callable[[Stage, list[RawBackend]], Awaitable[None]],
-    *serves: Serve | None,
-    **keys: Any,
-) -> None:
-    """Play `scene` in virtual time, with the arguments of `on_stage`."""
-
-    async def main() -> None:
-        async with on_stage(*serves, **keys) as (on, backends):
-            await scene(on, backends)
-
-    run(main())
 
 
 async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:

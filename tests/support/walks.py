@@ -8,11 +8,12 @@ from types import FrameType
 from typing import Any
 
 from made_runs import write_pair
-from proxy_stage import RawBackend, Stage, play
+from proxy_stage import on_stage
 from replay_server import rows, run_one
 
 from forebay.analysis.report.report import build_report
 from forebay.analysis.runs.load import load_runs
+from forebay.replay.clock.virtual_loop import run
 
 PREFIX = "forebay."
 CORE = "forebay.proxy.core."
@@ -58,17 +59,18 @@ def chat_walk(*, stream: bool) -> Walk:
     walk = Walk()
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": stream}
 
-    async def scene(on: Stage, _: list[RawBackend]) -> None:
-        async with on.post(chat, "/v1/chat/completions") as warm_up:
-            await warm_up.read()
-        sys.setprofile(walk._note)
-        try:
-            async with on.post(chat, "/v1/chat/completions") as response:
-                await response.read()
-        finally:
-            sys.setprofile(None)
+    async def main() -> None:
+        async with on_stage(None) as (on, _):
+            async with on.post(chat, "/v1/chat/completions") as warm_up:
+                await warm_up.read()
+            sys.setprofile(walk._note)
+            try:
+                async with on.post(chat, "/v1/chat/completions") as response:
+                    await response.read()
+            finally:
+                sys.setprofile(None)
 
-    play(scene, None)
+    run(main())
     return walk
 
 

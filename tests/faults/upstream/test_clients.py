@@ -15,12 +15,9 @@ from proxy_stage import (
     STREAMED,
     USAGE,
     Call,
-    RawBackend,
-    Stage,
     answer,
     chunk,
     on_stage,
-    play,
     settle,
     silent,
     whole,
@@ -284,16 +281,17 @@ class TestReading:
             assert not on.proxy.app.active
             client.writer.transport.abort()
 
-    def test_a_backend_that_does_not_read_is_given_up(self) -> None:
+    async def test_a_backend_that_does_not_read_is_given_up(self) -> None:
         """The body is larger than its buffers: the time-out for the first event ends it."""
 
-        async def main_scene(on: Stage, backends: list[RawBackend]) -> None:
-            hold = asyncio.Event()
+        hold = asyncio.Event()
 
-            async def reads_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await hold.wait()
-                writer.close()
+        async def reads_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await hold.wait()
+            writer.close()
 
+        keys: dict[str, Any] = {"timeouts": {"first_token": "5s"}, "health": {"interval": "900s"}}
+        async with on_stage(whole, **keys) as (on, _):
             deaf = await asyncio.start_server(reads_nothing, "127.0.0.1", 0, limit=1024)
             link = on.proxy.backends.links["b0"]
             port = deaf.sockets[0].getsockname()[1]
@@ -305,8 +303,6 @@ class TestReading:
             client.writer.close()
             hold.set()
             deaf.close()
-
-        play(main_scene, whole, timeouts={"first_token": "5s"}, health={"interval": "900s"})
 
 
 async def test_an_early_refusal_of_a_large_body_is_passed_on() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from faulty_backends import busy, cuts, fails, malformed, malformed_whole
+from faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
 from proxy_stage import (
     DONE,
     EVENT,
@@ -29,7 +29,6 @@ from proxy_stage import (
     error_of,
     now,
     on_stage,
-    play,
     settle,
     silent,
     stage,
@@ -495,29 +494,24 @@ class TestMalformed:
             await asyncio.sleep(4)  # a connection whose framing was whole may be kept for 3 s
             assert backends[0].open == 0
 
-    @pytest.mark.parametrize("how", malformed())
+    @pytest.mark.parametrize("how", malformed() | faults())
     async def test_another_answers(self, how: str) -> None:
-        async with on_stage(malformed()[how], stream, timeouts={"keep_alive": "0s"}) as (
-            on,
-            backends,
-        ):
+        serve = (malformed() | faults())[how]
+        async with on_stage(serve, stream, timeouts={"keep_alive": "0s"}) as (on, backends):
             assert await ask(on) == (200, GOOD)
             assert [len(b.calls) for b in backends] == [1, 1]
 
     @pytest.mark.parametrize("how", malformed_whole())
-    def test_whole_answers(self, how: str) -> None:
-        async def alone(on: Stage, backends: list[RawBackend]) -> None:
+    async def test_whole_answers(self, how: str) -> None:
+        serve, timeouts = malformed_whole()[how], {"idle": "3s"}
+        async with on_stage(serve, timeouts=timeouts) as (on, backends):
             async with on.post() as response:
                 assert response.status == 502
                 assert (await error_of(response))["code"] == "upstream_error"
             await asyncio.sleep(4)
             assert backends[0].open == 0
-
-        async def two(on: Stage, backends: list[RawBackend]) -> None:
+        async with on_stage(serve, whole, timeouts=timeouts) as (on, _):
             assert await ask(on, {"prompt": "x"}) == (200, WHOLE)
-
-        play(alone, malformed_whole()[how], timeouts={"idle": "3s"})
-        play(two, malformed_whole()[how], whole, timeouts={"idle": "3s"})
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
     @pytest.mark.parametrize("how", unreadable())

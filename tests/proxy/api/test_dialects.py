@@ -20,7 +20,6 @@ from proxy_stage import (
     chunk,
     error_of,
     on_stage,
-    play,
     settle,
     stage,
     until,
@@ -358,16 +357,17 @@ class TestPreviousResponse:
             assert set(made.values()) == {"x", "y"}
 
     @pytest.mark.parametrize("keys", [False, True])
-    def test_a_response_is_read_where_it_is_kept_by_its_owner(
+    async def test_a_response_is_read_where_it_is_kept_by_its_owner(
         self, keys: bool, tmp_path: Path
     ) -> None:
-        def backend(name: str) -> Any:
+        def keeping(name: str) -> Any:
             async def serve(call: Call) -> None:
                 await call.send(answer(200, orjson.dumps(whole_response(f"resp_{name}"))))
 
             return serve
 
-        async def scene(on: Stage, backends: list[RawBackend]) -> None:
+        tenants = {"tenants": {"keys": keys_of(tmp_path, "owner", "other")}} if keys else {}
+        async with on_stage(keeping("x"), keeping("y"), **tenants) as (on, backends):
             owner, other = key_of("owner"), key_of("other")
             for _ in range(4):
                 assert await on.status(asked(RESPONSES), RESPONSES.path, headers=owner) == 200
@@ -386,9 +386,6 @@ class TestPreviousResponse:
                 assert (await error_of(response))["code"] == "response_not_found"
             assert await on.status_of(f"{path}/input_items", headers=owner) == 404
             assert sum(len(backend.calls) for backend in backends) == calls
-
-        tenants = {"tenants": {"keys": keys_of(tmp_path, "owner", "other")}} if keys else {}
-        play(scene, backend("x"), backend("y"), **tenants)
 
     def test_the_conversation_before_it_counts(self) -> None:
         kept, first = KeptResponses(), read(RESPONSES, asked(RESPONSES, LONG)).request
