@@ -64,14 +64,17 @@ async def fleet(**changes: Any) -> AsyncIterator[Fleet]:
 
 
 async def scene_of(on: Stage) -> Scene:
+    """Return all that `forebay doctor` reads, since the proxy's start."""
+
     async def get(target: str) -> str:
         async with on.client.get(on.proxy.admin_url + target) as response:
+            assert response.status == 200
             return str(await response.text())
 
     before, facts = json.loads(await get("/status")), json.loads(await get("/backends"))
     now = samples_of(await get("/metrics"))
     then = samples_of(await get(f"/metrics?ago={SINCE_S:.0f}"))
-    return Scene(json.loads(await get("/status")), facts, now, before, then).recent()
+    return Scene(json.loads(await get("/status")), facts, now, before, then)
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ async def told_by(on: Stage, began_at: float, look: bool = False) -> Told:
     async def listed(by: str) -> Any:
         return await get(f"/requests?by={by}&count=10&since_s={SINCE_S:.0f}")
 
-    findings = examine(await scene_of(on))
+    findings = examine((await scene_of(on)).recent())
     slowest, rejected = await listed("slowest"), await listed("rejected")
     if look:
         await on.proxy.watch.look()
@@ -164,7 +167,7 @@ def told_after(incident: Incident, *, keys: Path | None = None, **changes: Any) 
             await asyncio.sleep(SINCE_S + 40.0)
             await chats(on, 10.0, headers=headers)
             if not changes:
-                assert examine(await scene_of(on)) == []
+                assert examine((await scene_of(on)).recent()) == []
             called_at = asyncio.get_running_loop().time()
             began_at = await incident(on, engines)
             return await told_by(on, began_at or called_at)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from incident_scenes import THRESHOLD, ask, scene_of
 from proxy_stage import RawBackend, Stage, note_a_chat, stage, until
 
 from forebay.proxy.cli import main
@@ -21,30 +22,6 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-
-CHUNKED = {"long_prefill_token_threshold": 2_048}
-WORD = "word "  # about 1.25 tokens by the first estimate of a proxy
-
-
-async def scene_of(on: Stage) -> Scene:
-    async def get(target: str) -> str:
-        async with on.client.get(on.proxy.admin_url + target) as response:
-            assert response.status == 200
-            return str(await response.text())
-
-    before, facts = json.loads(await get("/status")), json.loads(await get("/backends"))
-    samples = samples_of(await get("/metrics"))
-    return Scene(json.loads(await get("/status")), facts, samples, before)
-
-
-async def ask(on: Stage, words: int, number: int, **headers: str) -> int:
-    body = {
-        "prompt": f"{number} " + WORD * words, "max_tokens": 4, "stream": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    async with on.post(body, headers=headers) as response:
-        await response.read()
-        return int(response.status)
 
 
 async def chats(on: Stage, count: int = 60) -> None:
@@ -71,8 +48,8 @@ async def hasty(on: Stage) -> None:
     await chats(on)
     long = [asyncio.create_task(ask(on, 60_000, i)) for i in range(2)]
     await asyncio.sleep(0.1)
-    assert await ask(on, 60_000, 9, **{"x-request-timeout": "1"}) == 429
-    assert await ask(on, 60_000, 8, **{"x-request-timeout": "1"}) == 429
+    for number in (8, 9):
+        assert await ask(on, 60_000, number, headers={"x-request-timeout": "1"}) == 429
     await asyncio.gather(*long)
 
 
@@ -87,7 +64,7 @@ def found_in(
     **keys: Any,
 ) -> list[Finding]:
     """Return the findings for two engines, the second of which has these options."""
-    keys.setdefault("each", CHUNKED)
+    keys.setdefault("each", THRESHOLD)
 
     async def main() -> list[Finding]:
         async with AsyncExitStack() as stack:
@@ -171,19 +148,19 @@ async def test_a_backend_that_dies_and_one_that_fails() -> None:
         good = await stack.enter_async_context(RawBackend().running())
         dying = RawBackend()
         urls = [good.url, "http://127.0.0.1:9"]
-        async with stage(urls, wait_up=1, each=CHUNKED) as on:
+        async with stage(urls, wait_up=1, each=THRESHOLD) as on:
             found = examine(await scene_of(on))
         assert {one.check for one in found} == {"backends take work", "backends answer"}
         assert found[0].severity == "error"
         assert any("b1 has been down for" in one.text for one in found)
         assert any("answers none of /version, /v1/models" in one.text for one in found)
         dying.healthy = None
-        async with dying.running(), stage([dying.url], wait_up=0, each=CHUNKED) as on:
+        async with dying.running(), stage([dying.url], wait_up=0, each=THRESHOLD) as on:
             await asyncio.sleep(1.0)
             found = examine(await scene_of(on))
         assert any("no backend takes work" in one.text for one in found)
         hangs = RawBackend()
-        async with hangs.running(), stage([good.url, hangs.url], each=CHUNKED) as on:
+        async with hangs.running(), stage([good.url, hangs.url], each=THRESHOLD) as on:
             hangs.healthy = hangs.metrics = None
             await until(lambda: not on.proxy.backends.links["b1"].up)
             found = examine(await scene_of(on))
@@ -445,7 +422,7 @@ def test_the_metrics_of_five_minutes_ago() -> None:
 async def test_the_window_is_read_from_a_running_proxy() -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(start_engine(EngineConfig(seed=1)))
-        on = await stack.enter_async_context(stage([engine.url], each=CHUNKED))
+        on = await stack.enter_async_context(stage([engine.url], each=THRESHOLD))
         await chats(on, 3)
         await asyncio.sleep(61.0)
         await chats(on, 6)
