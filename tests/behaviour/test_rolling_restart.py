@@ -85,7 +85,6 @@ async def slowly(call: Call) -> None:
 
 async def test_streams_finish_and_hung_ones_are_given_up(tmp_path: Path) -> None:
     """SIGTERM: /health fails, short streams finish, hung ones are cut after `drain`."""
-
     end = asyncio.Event()
 
     async def serve(call: Call) -> None:

@@ -160,7 +160,6 @@ class TestHandover:
     @pytest.mark.parametrize("spare", [0, 1, 2])
     async def test_without_descriptors(self, spare: int) -> None:
         """For the duplicates of its listening sockets, for those that wait to be accepted."""
-
         async with on_stage(None, listen=SHARED, timeouts={"lame_duck": "1s"}) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             waiting = [socket.create_connection((host, int(port))) for _ in range(3)]

@@ -136,7 +136,6 @@ class TestSize:
 class TestUploads:
     async def test_uploads_that_stop_keep_nobody_out(self) -> None:
         """Large bodies, all but their last byte: small requests are served, of the same address."""
-
         async with (
             before_oracle(limits={"queue_bytes": 2_000_000}) as (on, _),
             AsyncExitStack() as stack,
@@ -188,10 +187,8 @@ async def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("forebay.proxy.app.parse_any", counted)
     large_body = b'{"max_tokens":1,"prompt":"' + b"x" * 2_000_000 + b'"}'
 
-    async with before_oracle(buckets=[{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}]) as (
-        on,
-        _,
-    ):
+    buckets = [{"name": "any", "up_to": 10_000_000, "max_wait": "1h"}]
+    async with before_oracle(buckets=buckets) as (on, _):
         answers = await asyncio.gather(*(ask(on, post(body=large_body)) for _ in range(5)))
         assert [answer.status for answer in answers] == [200] * 5
         assert most == 1

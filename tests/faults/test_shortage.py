@@ -109,7 +109,6 @@ def test_a_name_that_cannot_be_looked_up_is_no_connection(host: str) -> None:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
 async def test_no_backend_is_blamed(number: int) -> None:
     """Neither by requests nor by probes; none is asked in its place; then all is as before."""
-
     async with on_stage(by_request, by_request) as (on, _):
         short = run_short(on, OSError(number, os.strerror(number)))
         for body in [STREAMED, None] * 3:
@@ -136,7 +135,6 @@ async def test_no_backend_is_blamed(number: int) -> None:
 
 async def test_a_start_without_descriptors_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends that could not be asked yet are taken in as soon as they can be."""
-
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(RawBackend().running())
         real = Origin._connect

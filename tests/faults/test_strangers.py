@@ -86,7 +86,6 @@ class TestWhoseLoad:
     @pytest.mark.real_time
     async def test_work_for_strangers_is_no_reason_to_shed(self, strangers: bool) -> None:
         """A loop that is always 80 ms late: shedding helps if known clients make it so."""
-
         spent = 0.0
         async with Protection(Limits(loop_lag=0.01), Said(), lambda _: None) as protection:
             if strangers:

@@ -17,10 +17,6 @@ COST = {"base_s": 0.01, "token_s": 3e-5, "slope": 30_000.0}
 lengths = st.one_of(st.integers(1, 400), st.integers(1, 9_000), st.integers(1, 130_000))
 
 
-def everything_fits(request: StepRequest, owed: int) -> int:
-    return request.computed
-
-
 @dataclass
 class Queues:
     """Random requests of one engine at time 100."""

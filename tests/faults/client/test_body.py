@@ -126,7 +126,6 @@ async def test_a_body_that_is_not_json() -> None:
 
 async def test_json_that_vllm_reads_passes_byte_for_byte() -> None:
     """Python's parser and pydantic read more than JSON: the backend judges it."""
-
     async with before_oracle() as (on, oracle):
         for path, bodies in ((b"/v1/completions", TAKEN), (CHAT, TAKEN_CHATS)):
             for name, body in bodies.items():

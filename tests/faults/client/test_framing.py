@@ -196,7 +196,6 @@ BAD_CHUNKS = {
 @pytest.mark.parametrize("name", BAD_CHUNKS)
 async def test_bad_chunks_are_refused_at_once(name: str, segments: int) -> None:
     """At once also when the handler waits for the body already: no waiting for a timeout."""
-
     async with before_oracle() as (on, oracle):
         head = POST + HOST + CHUNKED + b"\r\n"
         began = asyncio.get_running_loop().time()
@@ -290,7 +289,6 @@ def shapes(line: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("shape", ["cl-te", "te-cl", "te-only", "json-cl"])
 async def test_smuggling(shape: str) -> None:
     """Every spelling: the backend and the client agree about what was a request."""
-
     async with before_oracle() as (on, oracle):
         for name, line in smuggling().items():
             answers = await judged(on, oracle, shapes(line)[shape])
@@ -341,7 +339,6 @@ class TestPipelining:
     @pytest.mark.parametrize("together", [True, False])
     async def test_junk_after_a_request(self, junk: bytes, together: bool) -> None:
         """In one segment the parser drops both; else the request is answered, then the junk."""
-
         async with before_oracle() as (on, oracle):
             parts = (GOOD + junk,) if together else (GOOD, junk)
             answers = await judged(on, oracle, *parts)

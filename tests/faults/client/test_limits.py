@@ -161,7 +161,6 @@ class TestExpect:
         self, path: bytes, header: bytes, status: int
     ) -> None:
         """And the connection ends: the client may send its next request instead of this body."""
-
         async with before_oracle(limits={"body": 4096, "queue_bytes": 100}) as (on, oracle):
             head = self.HEAD.replace(b"/v1/completions", path).replace(CLOSE, b"")
             answer = await ask(on, head + header + b"\r\n\r\n", GOOD, pause_s=0.1)
@@ -252,7 +251,6 @@ class TestConnections:
     @pytest.mark.parametrize("sent", [b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
     async def test_idle_ones_of_a_stranger_keep_nobody_out(self, sent: bytes) -> None:
         """The stranger's own longest idle connection makes room, and nobody else's."""
-
         async with before_oracle(
             limits={"connections": 4}, timeouts={"client_headers": "1000s"}
         ) as (on, _):
@@ -312,7 +310,6 @@ class TestConnections:
 
     async def test_none_is_left_open(self) -> None:
         """Two hundred clients that misbehave in turn: the descriptors come back."""
-
         async with before_oracle() as (on, oracle):
 
             def descriptors() -> int:

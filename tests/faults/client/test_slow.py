@@ -135,7 +135,6 @@ class TestGone:
     @pytest.mark.parametrize("behind", [b"", GOOD * 3, HEAD])
     async def test_while_waiting_for_the_answer(self, how: str, behind: bytes) -> None:
         """A half-close too is taken for a client that is gone; pipelined requests hide nothing."""
-
         async with (
             on_stage(silent) as (on, (backend,)),
             connected(on) as (reader, writer),

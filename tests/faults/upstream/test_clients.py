@@ -13,7 +13,6 @@ from proxy_stage import (
     ONE_SLOT,
     STREAM_HEAD,
     STREAMED,
-    USAGE,
     Call,
     answer,
     chunk,
@@ -27,7 +26,6 @@ from raw_client import Raw, little_room
 from forebay.proxy.http1.client.client import Origin
 
 CHUNKS = 500
-GOOD = EVENT + EVENT + USAGE + DONE
 
 
 LEAVES = pytest.mark.parametrize("how", ["close", "reset", "half"])
@@ -283,7 +281,6 @@ class TestReading:
 
     async def test_a_backend_that_does_not_read_is_given_up(self) -> None:
         """The body is larger than its buffers: the time-out for the first event ends it."""
-
         hold = asyncio.Event()
 
         async def reads_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

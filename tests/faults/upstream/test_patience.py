@@ -83,7 +83,6 @@ async def on_engines(**keys: Any) -> AsyncIterator[tuple[Stage, list[RunningEngi
 @pytest.mark.parametrize("heartbeats", [True, False])
 async def test_no_turn_is_lost_to_silence_in_overload(heartbeats: bool) -> None:
     """No document waits as long as that, as its target is 15 s. A rejected turn has an answer."""
-
     async with on_engines(**({} if heartbeats else {"timeouts": {"keep_alive": "0s"}})) as (on, _):
         ends = Counter(end for end, _ in await turns(on, 1.5))
         assert ends["done"] > TURNS * 0.6
@@ -93,7 +92,6 @@ async def test_no_turn_is_lost_to_silence_in_overload(heartbeats: bool) -> None:
 
 async def test_an_engine_that_dies_before_the_first_token_costs_no_turn() -> None:
     """The other engine takes the remaining requests. A begun stream ends with an error event."""
-
     async with on_engines() as (on, engines):
         playing = asyncio.create_task(turns(on, 0.3))
         await asyncio.sleep(DOCUMENT_S * 5.5)

@@ -44,7 +44,6 @@ async def error_event(call: Call) -> None:
 @pytest.mark.parametrize("at_once", [1, 20])
 async def test_requests_that_fail_everywhere_put_nobody_out(fault: Serve, at_once: int) -> None:
     """Whether each is asked for twice, or there are too many for that; for five seconds."""
-
     serve = on_poison(fault)
     async with on_stage(serve, serve) as (on, _):
         stream = {**POISON, "stream": fault in (whole_for_a_stream, error_event)}

@@ -44,6 +44,7 @@ from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream
 
 GOOD = EVENT + EVENT + USAGE + DONE
+AHEAD: dict[str, Any] = {"admission": {"dispatch_ahead": "60s"}}
 
 
 async def ask(on: Stage, body: Any = STREAMED) -> tuple[int, bytes]:
@@ -120,7 +121,7 @@ class TestHangs:
             at_b1 -= 1
             await stream(call)
 
-        async with on_stage(silent, slowly, admission={"dispatch_ahead": "60s"}) as (on, backends):
+        async with on_stage(silent, slowly, **AHEAD) as (on, backends):
             hung, other = backends
             other.healthy = False
             await asyncio.sleep(3)  # so that all go to the one that will hang
@@ -139,7 +140,6 @@ class TestHangs:
 
     async def test_a_request_that_was_retried_already_is_in_nobodys_way(self) -> None:
         """A request that was retried once has to stay; requests behind it go elsewhere."""
-
         begun = asyncio.Event()
 
         async def resets(call: Call) -> None:
@@ -150,7 +150,7 @@ class TestHangs:
             resets,
             silent,
             stream,
-            admission={"dispatch_ahead": "60s"},
+            **AHEAD,
             timeouts={"first_token": "60s", "keep_alive": "0s"},
         ) as (on, backends):
             first, hung, other = backends
@@ -202,7 +202,6 @@ class TestHangs:
 
     async def test_a_backend_that_never_connects(self) -> None:
         """The backend's accept queue is full, or packets are lost: the connect time-out."""
-
         async with on_stage(stream, stream) as (on, _):
             real = on.proxy.backends.open
 
@@ -226,7 +225,7 @@ class TestLost:
             await dead.wait()
             call.reset()
 
-        async with on_stage(dies, stream, admission={"dispatch_ahead": "60s"}) as (on, backends):
+        async with on_stage(dies, stream, **AHEAD) as (on, backends):
             tasks = at_once(on, 40)
             await asyncio.sleep(0.2)
             assert backends[0].open > 5
@@ -348,10 +347,7 @@ class TestServerErrors:
             await asyncio.sleep(5)
             await stream(call)
 
-        async with on_stage(fail_together, slowly, admission={"dispatch_ahead": "60s"}) as (
-            on,
-            backends,
-        ):
+        async with on_stage(fail_together, slowly, **AHEAD) as (on, backends):
             backends[1].healthy = False
             await asyncio.sleep(3)
             tasks = at_once(on, 12)
@@ -378,10 +374,7 @@ class TestServerErrors:
             await call.send(STREAM_HEAD + chunk(error if says == "event" else abort) + chunk(DONE))
             await call.send(b"0\r\n\r\n")
 
-        async with on_stage(fail_together, stream, admission={"dispatch_ahead": "60s"}) as (
-            on,
-            backends,
-        ):
+        async with on_stage(fail_together, stream, **AHEAD) as (on, backends):
             dying.append(backends[0])
             backends[1].healthy = False
             await asyncio.sleep(3)
@@ -417,7 +410,6 @@ class TestServerErrors:
 
     async def test_a_retry_for_which_the_others_have_no_room_is_told_to_come_back(self) -> None:
         """Not the 500 of the one that failed: another could serve it a moment later."""
-
         fail = asyncio.Event()
 
         async def fails_the_first(call: Call) -> None:
@@ -452,7 +444,7 @@ class TestServerErrors:
             await asyncio.sleep(pace[0])
             await stream(call)
 
-        async with on_stage(slow, quick, admission={"dispatch_ahead": "60s"}) as (on, _):
+        async with on_stage(slow, quick, **AHEAD) as (on, _):
             cost = {name: b.cost for name, b in on.proxy.driver.shaper.backends.items()}
             for _ in range(12):
                 await asyncio.gather(*at_once(on, 6))
@@ -944,10 +936,8 @@ class TestMidStream:
                 await call.send(chunk(b": keep-alive\n\n"))
                 await asyncio.sleep(1)
 
-        async with on_stage(serve, timeouts={"first_token": "10s", "keep_alive": "0s"}) as (
-            on,
-            backends,
-        ):
+        timeouts = {"first_token": "10s", "keep_alive": "0s"}
+        async with on_stage(serve, timeouts=timeouts) as (on, backends):
             assert (await ask(on))[0] == 504
             await asyncio.sleep(2)
             assert backends[0].open == 0
@@ -1015,7 +1005,6 @@ class TestFlapping:
 
     async def test_killed_again_and_again(self) -> None:
         """kill -9 of one of two backends: before the first byte no client notices."""
-
         async with AsyncExitStack() as stack:
             steady, victim = RawBackend(), RawBackend()
             await stack.enter_async_context(steady.running())
@@ -1070,7 +1059,7 @@ class TestDrain:
                 await call.send(STREAM_HEAD + chunk(EVENT))
             await call.hung_up()
 
-        async with on_stage(begin, admission={"dispatch_ahead": "60s"}) as (on, backends):
+        async with on_stage(begin, **AHEAD) as (on, backends):
             streaming = await on.post({**STREAMED, "user": "x" * 60}).__aenter__()
             (prefill,) = at_once(on, 1)
             (entire,) = at_once(on, 1, {"prompt": "x"})

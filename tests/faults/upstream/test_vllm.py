@@ -49,7 +49,6 @@ def several(name: str, prompts: int) -> dict[str, Any]:
 class TestFull:
     async def test_said_inside_a_200_it_is_the_status(self, server: Running) -> None:
         """Alone, it is a 503 with a time to come back; the server is not called dead."""
-
         async with stage([server.url]) as scene:
             body = several("alone", SEATS + 1)
             async with scene.client.post(server.url + "/v1/completions", json=body) as theirs:

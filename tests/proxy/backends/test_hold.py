@@ -18,6 +18,7 @@ from proxy_stage import (
     until,
 )
 
+PATIENT = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
 HOLD: dict[str, Any] = {"hold": {"max_requests": 3}}
 
 
@@ -40,11 +41,10 @@ def held(on: Stage) -> int:
 @asynccontextmanager
 async def with_its_server_gone(**keys: Any) -> AsyncIterator[tuple[Stage, int]]:
     """A proxy whose only server has just gone, which no probe has seen; and the server's port."""
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
     async with AsyncExitStack() as stack:
         async with RawBackend().running() as backend:
             on = await stack.enter_async_context(
-                stage([backend.url], buckets=patient, health={"interval": "30s"}, **keys, **HOLD)
+                stage([backend.url], buckets=PATIENT, health={"interval": "30s"}, **keys, **HOLD)
             )
         yield on, int(backend.url.rpartition(":")[2])
 
@@ -64,8 +64,7 @@ async def test_they_are_served_once_one_is_up() -> None:
 
 
 async def test_the_wait_is_told() -> None:
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    async with on_stage(None, buckets=patient, **HOLD) as (on, backends):
+    async with on_stage(None, buckets=PATIENT, **HOLD) as (on, backends):
         await go_down(on, backends[0])
         task = asyncio.ensure_future(on.post().__aenter__())
         await asyncio.sleep(1.5)
@@ -103,8 +102,7 @@ async def test_a_client_that_leaves_gives_its_place_back() -> None:
 
 
 async def test_queued_requests_are_held_when_the_last_backend_goes_down() -> None:
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    async with on_stage(None, slots=1, buckets=patient, **HOLD) as (on, backends):
+    async with on_stage(None, slots=1, buckets=PATIENT, **HOLD) as (on, backends):
         (backend,) = backends
         stays = asyncio.Event()
 
@@ -129,8 +127,7 @@ async def test_queued_requests_are_held_when_the_last_backend_goes_down() -> Non
 
 
 async def test_time_in_the_queue_counts_against_the_clients_timeout() -> None:
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    async with on_stage(None, slots=1, buckets=patient, **HOLD) as (on, backends):
+    async with on_stage(None, slots=1, buckets=PATIENT, **HOLD) as (on, backends):
 
         async def never(call: Call) -> None:
             await call.hung_up()
@@ -164,9 +161,7 @@ async def test_each_waits_for_its_model() -> None:
 
 
 async def test_a_proxy_that_stops_ends_them() -> None:
-    async with on_stage(
-        None, buckets=[{"name": "chat", "up_to": 5000, "max_wait": "60s"}], **HOLD
-    ) as (on, backends):
+    async with on_stage(None, buckets=PATIENT, **HOLD) as (on, backends):
         await go_down(on, backends[0])
 
         async def code() -> str:
@@ -186,11 +181,9 @@ async def test_a_proxy_that_stops_ends_them() -> None:
 
 async def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
     """All servers start together, and that of another model is first."""
-
     one = RawBackend(models={"one": {}}, healthy=False)
     two = RawBackend(models={"two": {}}, healthy=False)
-    patient = [{"name": "chat", "up_to": 5000, "max_wait": "60s"}]
-    async with on_stage(one, two, wait_up=0, buckets=patient, **HOLD) as (on, _):
+    async with on_stage(one, two, wait_up=0, buckets=PATIENT, **HOLD) as (on, _):
         task = asyncio.create_task(status(on, "two"))
         await settle()
         assert held(on) == 1
@@ -206,7 +199,6 @@ async def test_a_model_that_is_known_only_once_its_server_is_up() -> None:
 
 async def test_a_server_that_never_came_is_not_waited_for() -> None:
     """A model that none names is then theirs to reject."""
-
     one = RawBackend(models={"one": {}})
     async with (
         one.running(),
@@ -233,7 +225,6 @@ async def test_a_server_that_loads_the_model_meanwhile() -> None:
 
 async def test_a_server_that_refuses_connections_while_it_restarts() -> None:
     """Before a probe has seen that it is down."""
-
     async with AsyncExitStack() as stack:
         on, port = await stack.enter_async_context(with_its_server_gone())
         tasks = [asyncio.create_task(status(on)) for _ in range(3)]
@@ -264,7 +255,6 @@ async def test_a_refused_connection_uses_no_quota(monkeypatch: pytest.MonkeyPatc
 
 async def test_the_proxy_is_ready_while_it_keeps_requests() -> None:
     """Else nobody would send it any."""
-
     async with on_stage(None, **HOLD) as (on, backends):
         await go_down(on, backends[0])
         for url in (on.url + "/health", on.proxy.admin_url + "/readyz"):
@@ -274,10 +264,8 @@ async def test_the_proxy_is_ready_while_it_keeps_requests() -> None:
 async def test_a_tenant_gets_half_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "acme: key-of-acme-0123456789\nzeta: key-of-zeta-0123456789")
 
-    async with on_stage(None, tenants={"keys": "env:KEYS"}, hold={"max_requests": 6}) as (
-        on,
-        backends,
-    ):
+    keys: dict[str, Any] = {"tenants": {"keys": "env:KEYS"}, "hold": {"max_requests": 6}}
+    async with on_stage(None, **keys) as (on, backends):
         await go_down(on, backends[0])
 
         async def ask(key: str) -> int:

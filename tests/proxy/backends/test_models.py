@@ -361,12 +361,8 @@ class TestOtherNames:
             assert asked_for(large) == ["large"]
 
     async def test_a_reload_changes_them(self) -> None:
-        names = {"old": "tiny"}
-
-        async with on_stage(RawBackend(models=TINY), models=names, load=lambda: changed) as (
-            on,
-            (backend,),
-        ):
+        backend = RawBackend(models=TINY)
+        async with on_stage(backend, models={"old": "tiny"}, load=lambda: changed) as (on, _):
             changed: Config = on.proxy.reloader.config.model_copy(
                 update={"models": {"new": "tiny"}}
             )

@@ -243,7 +243,6 @@ async def _read(request: Any) -> int:
 
 async def test_a_configuration_that_is_being_written_waits(tmp_path: Path) -> None:
     """Every part of it would be valid: only the last has all."""
-
     files = Files(tmp_path)
     async with RawBackend().running() as backend:
         files.write({"b0": backend.url})
@@ -346,7 +345,6 @@ async def test_keys_come_with_the_configuration_or_it_does_not_come(tmp_path: Pa
 
 async def test_a_reload_goes_on_when_its_client_hangs_up(tmp_path: Path) -> None:
     """The reload waits for a new backend's first answer, which does not come."""
-
     async with two_backends(tmp_path, 1) as (files, _, first, second, on):
         second.healthy = None
         files.write({"b0": first.url, "b1": second.url}, reject_status=503)
@@ -458,7 +456,6 @@ class TestKvSize:
 
     async def test_a_backend_may_come_back_with_another_size(self) -> None:
         """Even if the first good probe is the first probe since it went down."""
-
         backend = RawBackend(metrics=CACHE)
         async with backend.running(), stage([backend.url]) as on:
             backend.metrics = CACHE.replace(b"100", b"50")

@@ -5,7 +5,7 @@ import errno
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,10 +189,6 @@ async def following(
         scene.proxy = await stack.enter_async_context(staged)
         await scene.subscribed()
         yield scene
-
-
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scene())
 
 
 async def warmed(scene: Scene) -> None:
@@ -725,7 +721,6 @@ async def test_an_endpoint_that_is_taken_is_named(tmp_path: Path) -> None:
 
 async def test_status_is_json(tmp_path: Path) -> None:
     """Backends without events say how they are known too."""
-
     async with stage(["http://127.0.0.1:1"], wait_up=0) as scene:
         async with scene.client.get(f"{scene.proxy.admin_url}/status") as response:
             (shown,) = json.loads(await response.read())["backends"]

@@ -65,7 +65,6 @@ def test_memory_and_its_limit_are_measured() -> None:
 
 async def test_out_of_descriptors_is_no_reason_to_take_more() -> None:
     """Looking takes a descriptor, too."""
-
     protection = Protection(Limits(memory=1 << 30), print, lambda lag_s: None)
     protection.decide()
     before = protection.reading.memory

@@ -102,10 +102,9 @@ async def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None
         await free.wait()
         await by_request(call)
 
-    async with scene_of(tmp_path, serve, acme={"max_concurrency": 4}, slots=1, buckets=PATIENT) as (
-        on,
-        backends,
-    ):
+    acme = {"max_concurrency": 4}
+    staged = scene_of(tmp_path, serve, acme=acme, slots=1, buckets=PATIENT)
+    async with staged as (on, backends):
         tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
         embedding = asyncio.create_task(ask(on, path="/v1/embeddings"))
         await settle()
@@ -289,7 +288,6 @@ async def test_a_budget_counts_at_all_proxies_and_ends_at_one_time(tmp_path: Pat
 
 async def test_estimates_are_corrected_at_all_proxies(tmp_path: Path) -> None:
     """A long prompt that the server counts as short leaves the rest of the budget to all."""
-
     async with on_two(tmp_path, tokens_per_hour=5_000) as (one, two, _):
         body = {**BODY, "prompt": "word " * 2_000}
         for on in (one, two) * 3:

@@ -415,7 +415,6 @@ class TestOverHttp:
 
     async def test_refused_before_the_body_is_read(self, tmp_path: Path) -> None:
         """The client has sent no byte of the body, and got no `100 Continue`."""
-
         async with with_keys(tmp_path) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -435,7 +434,6 @@ class TestOverHttp:
         self, path: bytes, failures: int, tmp_path: Path
     ) -> None:
         """The rest of an unread body could be taken for a request."""
-
         async with with_keys(tmp_path) as (on, backend):
             for _ in range(failures):
                 async with on.post(**with_key("nobody")):

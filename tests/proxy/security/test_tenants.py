@@ -54,10 +54,8 @@ async def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
 
 
 async def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None:
-    async with on_stage(None, tenants={"keys": keys_of(tmp_path, "acme"), "known": KNOWN}) as (
-        on,
-        _,
-    ):
+    tenants = {"keys": keys_of(tmp_path, "acme"), "known": KNOWN}
+    async with on_stage(None, tenants=tenants) as (on, _):
 
         async def ask(body: object) -> int:
             return await on.status(body, "/v1/embeddings", headers=key_of("acme"))
@@ -121,7 +119,6 @@ def keyed(tmp_path: Path, **acme: Any) -> dict[str, Any]:
 
 async def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
     """Without `priority: true` an engine that orders by it would take the client's number."""
-
     async with on_stage(None, **keyed(tmp_path)) as (on, backends):
         body = {"prompt": "x", "max_tokens": 3, "priority": -5}
         assert await on.status(body, headers=key_of("zeta")) == 200
@@ -176,10 +173,8 @@ async def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
 
     computed: list[int] = []
 
-    async with on_stage(count, **keyed(tmp_path, tokens_per_s=quota, burst_tokens=burst)) as (
-        on,
-        _,
-    ):
+    keys = keyed(tmp_path, tokens_per_s=quota, burst_tokens=burst)
+    async with on_stage(count, **keys) as (on, _):
 
         async def ask(prompt: str, **more: Any) -> None:
             body = {"prompt": prompt, "max_tokens": 3, "stream": True, **more}
@@ -203,10 +198,8 @@ async def test_a_prompt_that_was_never_counted_costs_twice_its_estimate(tmp_path
         await call.send(STREAM_HEAD + chunk(EVENT))
         await call.hung_up()
 
-    async with on_stage(endless, **keyed(tmp_path, tokens_per_s=0.01, burst_tokens=3_500)) as (
-        on,
-        _,
-    ):
+    keys = keyed(tmp_path, tokens_per_s=0.01, burst_tokens=3_500)
+    async with on_stage(endless, **keys) as (on, _):
         body = {"prompt": "x" * 4_000, "max_tokens": 3, "stream": True}
         for status in (200, 200, 429):
             assert await on.status(body, headers=key_of("acme")) == status

@@ -17,7 +17,6 @@ def by_model(text: str, name: str) -> dict[str, float]:
 
 async def test_a_running_proxy_says_how_much_of_each_model_is_used() -> None:
     """Under the model that a server lists first, whichever of its adapters is asked for."""
-
     async with RawBackend(by_request).running() as one, RawBackend(by_request).running() as two:
         models = {"b0": ["llama", "sql-adapter"], "b1": ["qwen"]}
         backends = [

@@ -108,7 +108,6 @@ class TestLines:
 
     async def test_a_stream_is_counted_though_its_client_does_not_ask(self, tmp_path: Path) -> None:
         """The usage is asked for, and not sent on."""
-
         async with on_a_proxy(tmp_path) as (on, backends, found):
             async with on.post({"prompt": "hello", "stream": True}) as response:
                 assert b"usage" not in await response.read()
