@@ -46,6 +46,7 @@ VLLM_FLAGS=${VLLM_FLAGS:-}
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 FLEETS=(default flag whole chunks studies)
 started=()
+fleets=()
 failed=0
 
 say() { echo "study-h200: $*"; }
@@ -63,14 +64,16 @@ begun() {
   echo "$!" >>"$OUT/servers/pids"
 }
 
-# stop: end the processes that this command started, the last first
+# stop: end the processes and fleets that this command started, the last first
 stop() {
-  local at
+  local at name
   for ((at = ${#started[@]} - 1; at >= 0; at--)); do
     kill "${started[at]}" 2>/dev/null || true
     wait "${started[at]}" 2>/dev/null || true
   done
+  for name in "${fleets[@]}"; do "$FOREBAY" fleet down --dir "$OUT/servers/$name" >/dev/null 2>&1 || true; done
   started=()
+  fleets=()
 }
 trap stop EXIT
 trap 'exit 130' INT TERM
@@ -88,7 +91,7 @@ bounded() {
 # fleet NAME GPUS PORT SHARE FLAGS...: a server on each of the GPUs, with vLLM's own scheduling but
 # for FLAGS. Returns 1 with the reason in $why.
 fleet() {
-  local dir=$OUT/servers/$1 gpus=$2 port=$3 share=$4 pid
+  local name=$1 dir=$OUT/servers/$1 gpus=$2 port=$3 share=$4 status=0
   shift 4
   mkdir -p "$dir"
   local words=(--model "$MODEL" --vllm "$VLLM" --dir "$dir" --port "$port" --no-kv-events
@@ -98,21 +101,17 @@ fleet() {
   # shellcheck disable=SC2206  # VLLM_FLAGS holds words
   local flags=(--scheduling-policy fcfs "$@" $VLLM_FLAGS)
   say "starting vLLM: ${flags[*]}"
-  : >"$dir/up.json"
   "$FOREBAY" fleet up "${words[@]}" -- "${flags[@]}" >"$dir/up.json" 2>"$dir/up.log" &
-  pid=$!
   begun
-  until [[ -s $dir/up.json ]]; do # fleet up writes one line when all servers are up
-    if ! kill -0 "$pid" 2>/dev/null; then
-      wait "$pid" || true
-      unset 'started[-1]'
-      why=$(grep -E 'forebay fleet:|ended with|was not up' "$dir/up.log" | tail -n 1 || true)
-      why=${why:-$(tail -n 1 "$dir/up.log")}
-      why=${why#forebay fleet: }
-      return 1
-    fi
-    sleep 0.2
-  done
+  wait "$!" || status=$?
+  unset 'started[-1]'
+  if ((status)); then
+    why=$(grep -E 'forebay fleet:|ended with|was not up' "$dir/up.log" | tail -n 1 || true)
+    why=${why:-$(tail -n 1 "$dir/up.log")}
+    why=${why#forebay fleet: }
+    return 1
+  fi
+  fleets+=("$name")
   facts "$dir"
 }
 

@@ -1,11 +1,11 @@
-"""`forebay fleet`: start, watch and stop real vLLM servers, one on each GPU."""
+"""`forebay fleet`: start, look at and stop real vLLM servers, one on each GPU."""
 
-import asyncio
 import os
+import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -36,9 +36,9 @@ Example:
 UP_HELP = """Start `vllm serve` on each GPU.
 
 With --tensor-parallel-size, a server has that many GPUs. The command explains the flags, writes the
-proxy's configuration, waits until all servers are up, and runs until Ctrl-C, SIGTERM or
-`forebay fleet down`. With --systemd or --compose it starts nothing, and writes what starts the
-servers and restarts those that die.
+proxy's configuration, and ends when all servers are up: they run until `forebay fleet down`. With
+--systemd or --compose it starts nothing, and writes what starts the servers and restarts those that
+die.
 
 Example:
 
@@ -55,6 +55,8 @@ Example:
   forebay fleet status --json
 """
 DOWN_HELP = """Stop the fleet. Running answers get the --drain seconds of `up`, then they are cut.
+
+Ctrl-C cuts them at once.
 
 Example:
 
@@ -88,42 +90,37 @@ def up(options: UpOptions, placement: PlacementFlags) -> None:
 
 @app.command(help=STATUS_HELP)
 def status(folder: Folder = DIR, as_json: AsJson = False) -> None:
-    from forebay.replay.fleet.control import fleet_status, status_text
+    from forebay.replay.fleet.servers import fleet_status, status_text
     from forebay.replay.fleet.state import read_state
 
     state = read_state(folder)
-    if state is None:
-        if as_json:
-            print_json({"well": False, "supervisor": None, "servers": []})
-        _report(f"no fleet is up in {folder}")
-        raise typer.Exit(1)
-    answer = asyncio.run(fleet_status(state))
+    answer = fleet_status(state) if state else {"well": False, "servers": []}
     if as_json:
         print_json(answer)
-    else:
+    elif state:
         print(status_text(answer))
+    if state is None:
+        _report(f"no fleet is up in {folder}")
     if not answer["well"]:
         raise typer.Exit(1)
 
 
 @app.command(help=DOWN_HELP)
 def down(folder: Folder = DIR, as_json: AsJson = False) -> None:
-    from forebay.replay.fleet.control import stop_fleet
-    from forebay.replay.fleet.state import read_state
+    from forebay.replay.fleet.servers import stop_servers
+    from forebay.replay.fleet.state import read_state, remove_state
 
-    state = read_state(folder)
+    state, ends = read_state(folder), {}
     if state is None:
         _report(f"no fleet is up in {folder}")
-        if as_json:
-            print_json({"supervisor": None, "left_servers": {}})
-        return
-    _report(f"stopping the fleet in {folder}, which may take {state.stop_s:.0f} s")
-    ended = stop_fleet(folder, state)
-    _report(f"supervisor {state.supervisor.pid}: {ended['supervisor']}")
-    for name, how in ended["left_servers"].items():
+    else:
+        _report(f"stopping the fleet in {folder}, at most {state.stop_s:.0f} s; Ctrl-C kills it")
+        ends = stop_servers(state)
+        remove_state(folder)
+    for name, how in ends.items():
         _report(f"{name}: {how}")
     if as_json:
-        print_json(ended)
+        print_json({"servers": ends})
 
 
 def _install(options: UpOptions, notes: list[str]) -> "VllmInstall":
@@ -222,17 +219,26 @@ def _print_plan(plan: "FleetPlan", configuration: str, *, as_json: bool) -> None
 
 
 def _run(options: UpOptions, plan: "FleetPlan", gpus: "list[Gpu]", configuration: str) -> None:
-    """Run the fleet until it is stopped. Exit with status 1 unless all servers stayed up."""
+    """Start the fleet. Exit with status 1 unless all servers come up."""
     from forebay.replay.fleet.gpu.gpus import check_free
-    from forebay.replay.fleet.launch import run_fleet
+    from forebay.replay.fleet.servers import StartFailed, start_fleet
     from forebay.replay.fleet.show import plan_text
 
     if options.kv_cache_memory_bytes is None:
         check_free(gpus, options.gpu_memory_utilization)
     print(plan_text(plan, commands=False), file=sys.stderr)
-    running = run_fleet(plan, configuration, options.start_timeout, _report, options.as_json)
-    if not asyncio.run(running):
-        raise typer.Exit(1)
+    # A stop during the start is like Ctrl-C: no server is left. nohup ignores SIGHUP.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        state = start_fleet(plan, configuration, options.start_timeout, _report)
+    except StartFailed as error:
+        _report(str(error))
+        raise typer.Exit(1) from None
+    _report(f"all {len(state.servers)} up; now: forebay proxy --config {state.proxy_config}")
+    if options.as_json:
+        print_json(asdict(state))
 
 
 def _write_units(options: UpOptions, plan: "FleetPlan", configuration: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from forebay.replay.fleet.launch import END_S
 from forebay.replay.fleet.plan import FleetPlan, ServerPlan
-from forebay.replay.fleet.state import locked, write_proxy_file
+from forebay.replay.fleet.servers import END_S
+from forebay.replay.fleet.state import PROXY, make_folder, write_file
 from forebay.traces.errors import InputError
 
 IMAGE = "vllm/vllm-openai:v{version}"
@@ -41,20 +41,12 @@ def write_units(plan: FleetPlan, proxy_yaml: str, *, compose: bool) -> list[Path
     """Write the files and the proxy's configuration into the fleet's folder, and return them.
 
     Raises:
-        InputError: the folder is in use or cannot be written, or Compose has no image for a CPU.
+        InputError: the folder cannot be written, or Compose has no image for a CPU.
     """
     folder = plan.options.folder.resolve()
     texts = {"compose.yaml": _compose(plan, folder)} if compose else _units(plan)
-    with locked(folder):
-        written = [write_proxy_file(folder, proxy_yaml)]
-        for name, text in texts.items():
-            path = folder / name
-            try:
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"{path}: {error.strerror}") from error
-            written.append(path)
-    return written
+    make_folder(folder)
+    return [write_file(folder / name, text) for name, text in {PROXY: proxy_yaml, **texts}.items()]
 
 
 def _units(plan: FleetPlan) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,13 +23,12 @@ def forebay(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Fleet:
-    """A fleet that is up. `folder` is its --dir."""
+    """A fleet that is up. `folder` is its --dir, `said` what `fleet up` wrote to stderr."""
 
     folder: Path
-    process: "subprocess.Popen[str]"
-    log: Path
+    said: str
 
     @property
     def state(self) -> dict[str, Any]:
@@ -47,28 +45,25 @@ class Fleet:
         done = forebay("fleet", "status", "--dir", str(self.folder), "--json")
         return done.returncode, json.loads(done.stdout)
 
-    def down(self) -> "subprocess.CompletedProcess[str]":
-        return forebay("fleet", "down", "--dir", str(self.folder), "--json")
+    def down(self) -> dict[str, str]:
+        """Stop the fleet, and return how each server ended."""
+        done = forebay("fleet", "down", "--dir", str(self.folder), "--json")
+        assert done.returncode == 0, done.stderr
+        ends: dict[str, str] = json.loads(done.stdout)["servers"]
+        return ends
 
 
 @contextmanager
 def fleet_up(words: Sequence[str], folder: Path, **environ: str) -> Iterator[Fleet]:
-    """`forebay fleet up WORDS` until the block ends. It starts once the output reports it up."""
-    log = folder.parent / f"{folder.name}.err"
-    with log.open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.proxy", "fleet", "up",
-             "--dir", str(folder), "--json", *words],
-            stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, **environ},
-        )  # fmt: skip
-    with process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("{"), log.read_text()
-            yield Fleet(folder, process, log)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+    """The fleet of `forebay fleet up WORDS`, until the block ends."""
+    done = forebay("fleet", "up", "--dir", str(folder), "--json", *words, **environ)
+    assert done.returncode == 0, done.stderr
+    fleet = Fleet(folder, done.stderr)
+    try:
+        assert json.loads(done.stdout)["servers"] == fleet.state["servers"]
+        yield fleet
+    finally:
+        fleet.down()
 
 
 @contextmanager

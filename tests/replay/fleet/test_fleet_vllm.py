@@ -236,8 +236,7 @@ def test_the_prefix_index_follows_both_servers(fleet: Fleet) -> None:
 def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
     """vLLM ends the stream with an error event and a [DONE], and answers 500 to what is no stream.
 
-    The stream is cut, and the other request is answered elsewhere. The fleet goes on without the
-    server, and says so.
+    The stream is cut, and the other request is answered elsewhere. The other server goes on.
     """
     first = fleet.state["servers"][0]
     assert fleet.status()[0] == 0
@@ -258,7 +257,7 @@ def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
 
     asyncio.run(main())
     code, status = fleet.status()
-    assert (code, status["well"], status["supervisor"]["alive"]) == (1, False, True)
+    assert (code, status["well"]) == (1, False)
     assert [server["healthy"] for server in status["servers"]] == [False, True]
 
 
@@ -274,13 +273,12 @@ def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
                 stopped = asyncio.create_task(asyncio.to_thread(fleet.down))
                 seen += await answer.read()
                 done = await stopped
-        assert (done.returncode, json.loads(done.stdout)["supervisor"]) == (0, "stopped")
+        assert done["cpu1"] == "stopped"
         return seen
 
     seen = asyncio.run(main())
     assert b'"finish_reason":"length"' in seen
     assert seen.endswith(b"data: [DONE]\n\n")
-    assert fleet.process.wait() == 1  # a server has died
     assert not [process for process in processes if start_time(process["pid"]) == process["began"]]
     assert not (fleet.folder / "state.json").exists()
     assert not list(fleet.folder.glob("*.events"))
