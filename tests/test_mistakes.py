@@ -162,7 +162,7 @@ MISTAKES = [
     ("experiment prefill --target llama-3-8b --out x", "or sim:MODEL@GPU"),
     ("experiment prefill --target sim:gpt@h200 --out x", "no such model"),
     ("fleet up", "Missing option '--model'"),
-    ("fleet up --model x/y --dry-run --gpu abacus", "--gpu abacus: memory unknown"),
+    ("fleet up --model x/y --dry-run --gpus all", "--gpus all: give GPU numbers"),
     ("fleet status --dir nowhere", "no such folder; `forebay fleet up` makes it"),
     ("demo --duration 0", "--duration 0: give more than 0 seconds"),
     ("demo --duration soon", "give a time such as 90, 3m or 500ms"),

@@ -1,25 +1,38 @@
-"""The options of `forebay fleet up`, with their help texts and defaults."""
+"""The options of `forebay fleet up`, with their help texts, defaults and checks."""
 
-import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from forebay.replay.fleet.plan import FleetOptions
-from forebay.traces.command_line.options import AsJson, same_named
+from forebay.replay.engine.flags import GpuMemoryUtilization, MaxModelLen, PlacementFlags
+from forebay.replay.fleet.gpu.vllm_install import flag_names
+from forebay.traces.command_line.options import AsJson
 from forebay.traces.errors import InputError
 
 DIR = Path("runs/fleet")
 Folder = Annotated[
     Path, typer.Option("--dir", help="Folder of state, logs and the proxy's configuration.")
 ]
+_BEFORE = "give it before the `--`"
+_ALONE = "a fleet has one server on each GPU; leave it out"
+NOT_AFTER_DASHES = {
+    **dict.fromkeys(("--model", "--host", "--port", "--served-model-name"), _BEFORE),
+    **dict.fromkeys(("--max-model-len", "--max-num-seqs", "--tensor-parallel-size"), _BEFORE),
+    **dict.fromkeys(("--gpu-memory-utilization", "--kv-cache-memory-bytes"), _BEFORE),
+    **dict.fromkeys(("--data-parallel-size", "--pipeline-parallel-size", "-dp", "-pp"), _ALONE),
+    "-tp": "give --tensor-parallel-size before the `--`",
+    "--shutdown-timeout": "give --drain before the `--`",
+    "--kv-events-config": "give --no-kv-events before the `--`",
+}
+"""Flags that the proxy's configuration depends on, and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpOptions:
-    """One option of the command for each field."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions(PlacementFlags):
+    """One option of `forebay fleet up` for each field. None: by model and machine."""
 
     model: Annotated[
         str,
@@ -41,10 +54,7 @@ class UpOptions:
     servers: Annotated[
         int | None, typer.Option(min=1, max=64, help="Number of servers, with --cpu; default: 1.")
     ] = None
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Proxy configuration to extend."),
-    ] = None
+    config: Annotated[Path | None, typer.Option(help="Proxy configuration to extend.")] = None
     folder: Folder = DIR
     host: Annotated[str, typer.Option(help="Address the servers listen on.")] = "127.0.0.1"
     port: Annotated[
@@ -58,15 +68,11 @@ class UpOptions:
     served_model_name: Annotated[
         str | None, typer.Option(help="Name clients use; default: the repository's name.")
     ] = None
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest context, tokens; default: the model's.")
-    ] = None
+    max_model_len: MaxModelLen = None
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Most requests in a step; default: by the KV cache.")
     ] = None
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of a GPU's memory that vLLM uses.")
-    ] = 0.9
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9
     kv_cache_memory_bytes: Annotated[
         str | None,
         typer.Option(help="KV cache size instead of that share, e.g. 4G.  [default on CPU: 1G]"),
@@ -81,12 +87,6 @@ class UpOptions:
         float,
         typer.Option(min=1, help="Seconds until /health answers, the model's download included."),
     ] = 900.0
-    cache_root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of compiled graphs; default: VLLM_CACHE_ROOT, ~/.cache/forebay/vllm."
-        ),
-    ] = None
     vllm: Annotated[
         str | None, typer.Option(help="The vllm command; default: this environment's, or PATH's.")
     ] = None
@@ -100,16 +100,23 @@ class UpOptions:
     compose: Annotated[
         bool, typer.Option("--compose", help="Write a Compose file of the servers; start nothing.")
     ] = False
-    gpu: Annotated[
-        str, typer.Option(help="With --dry-run on a machine without a GPU: plan for this one.")
-    ] = "h200"
     vllm_version: Annotated[
         str | None, typer.Option(help="With --dry-run, --compose: plan for this vLLM, e.g. 0.26.")
     ] = None
     as_json: AsJson = False
 
-    def check(self) -> None:
-        """Raise InputError for options that contradict each other."""
+    @property
+    def ranks(self) -> int:
+        """Return the number of GPUs of a server."""
+        return self.tensor_parallel_size or 1
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Return True if no other machine can reach the servers."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+    def __post_init__(self) -> None:
+        PlacementFlags.__post_init__(self)  # a dataclass with slots has no super() of its own
         if self.cpu and self.gpus is not None:
             raise InputError("--cpu and --gpus: give one of them")
         if self.servers is not None and not self.cpu:
@@ -120,15 +127,20 @@ class UpOptions:
             raise InputError(
                 "--vllm-version goes with --dry-run or --compose; else the installed vLLM runs"
             )
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise InputError(f"--max-model-len {self.max_model_len}: give 2 tokens or more")
+        size = self.kv_cache_memory_bytes
+        if size is not None and not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+[kmg]|[kmgKMG]?)", size):
+            raise InputError(f"--kv-cache-memory-bytes {size}: give bytes, such as 256M or 4G")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            share = f"{self.gpu_memory_utilization:g}"
+            raise InputError(f"--gpu-memory-utilization {share}: give a share in (0, 1], e.g. 0.9")
+        self._check_words(self.vllm_args or [])
 
-    def fleet(self) -> FleetOptions:
-        """Return the options that the plan of the servers follows from."""
-        environment = os.environ.get("VLLM_CACHE_ROOT")
-        values = {
-            "utilization": self.gpu_memory_utilization,
-            "kv_memory": self.kv_cache_memory_bytes,
-            "drain_s": self.drain,
-            "cache_root": self.cache_root or (Path(environment) if environment else None),
-            "vllm_args": tuple(self.vllm_args or ()),
-        }
-        return FleetOptions(**same_named(self, FleetOptions) | values)
+    def _check_words(self, words: list[str]) -> None:
+        """Raise InputError for words after `--` that are no flags, or that have an option."""
+        if words and not words[0].startswith("-"):
+            raise InputError(f"{words[0]}: only flags of `vllm serve` may follow `--`")
+        for flag in sorted(flag_names(words) | {word.partition("=")[0] for word in words}):
+            if flag in NOT_AFTER_DASHES:
+                raise InputError(f"{flag} after `--`: {NOT_AFTER_DASHES[flag]}")

@@ -34,9 +34,8 @@ END_S = 15.0  # for a server without running answers to end after SIGTERM
 ASK_S = 5.0  # longest answer of /health
 LOOK_EVERY_S = 0.1  # between looks whether a server has ended
 ASK_EVERY_S = 0.5  # between health checks while servers start
-REPORT_EVERY_S = 10.0  # between reports that a server is still starting
 LOG_TAIL = 50_000  # bytes
-LINE_WIDTH = 160  # characters of a log's line in a message
+LINE_WIDTH = 300  # characters of a log's line in a message
 _ERROR = re.compile(r"^(?!.*\bWARNING\b).*?(\b\w*(?:Error|Exception): .+|\berror: .+)")
 Report = Callable[[str], None]
 Popen = subprocess.Popen[bytes]
@@ -46,34 +45,31 @@ class StartFailed(Exception):
     """A server did not come up. The message has its name and the end of its log."""
 
 
-def start_fleet(plan: FleetPlan, proxy_yaml: str, start_s: float, report: Report) -> FleetState:
+def start_fleet(plan: FleetPlan, proxy_yaml: str, report: Report) -> FleetState:
     """Start the servers, and return when all are healthy. Otherwise leave no process behind.
-
-    Args:
-        start_s: longest start of a server.
 
     Raises:
         InputError: a fleet is up in the folder, or a command cannot be run.
         StartFailed: a server ended, or was not healthy in time.
     """
     folder = plan.options.folder.resolve()  # `status` may be asked from another folder
-    model, stop_s = plan.setting.profile.repository, plan.options.drain_s + END_S
-    state = FleetState(model, plan.install.version, str(folder / PROXY), stop_s)
+    model, version = plan.setting.profile.repository, plan.setting.install.version
+    state = FleetState(model, version, str(folder / PROXY), plan.options.drain + END_S)
     create_state(folder, state)
     with ExitStack() as unless_up:
         unless_up.callback(remove_state, folder)
         unless_up.callback(stop_servers, state)
         write_file(folder / PROXY, proxy_yaml)
-        started = []
-        for server in plan.servers:
-            process = _start(server)
+        started = {}
+        for planned in plan.servers:
+            process = _start(planned)
             identity = Process(process.pid, start_time(process.pid))
-            log = str(server.log.resolve())
-            state.servers.append(ServerState(server.name, server.url, log, server.gpu, identity))
-            started.append(process)
-            report(f"{server.name}: starting as process {process.pid}")
+            server = ServerState(planned.name, planned.url, planned.log, planned.gpu, identity)
+            state.servers.append(server)
+            started[server] = process
+            report(f"{server.name}: starting as process {process.pid}; its log is {server.log}")
             write_state(folder, state)
-        _wait_until_up(started, state.servers, start_s, report)
+        _wait_until_up(started, plan.options.start_timeout, report)
         unless_up.pop_all()
     return state
 
@@ -81,11 +77,11 @@ def start_fleet(plan: FleetPlan, proxy_yaml: str, start_s: float, report: Report
 def _start(plan: ServerPlan) -> Popen:
     """Start a server that appends to its log (InputError: it cannot be run)."""
     try:
-        with plan.log.open("ab", buffering=0) as log:
+        with open(plan.log, "ab", buffering=0) as log:
             log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {plan.shell}\n".encode())
             return subprocess.Popen(
                 plan.command,
-                env={**os.environ, **plan.env},
+                env={**os.environ, **plan.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -95,50 +91,42 @@ def _start(plan: ServerPlan) -> Popen:
         raise InputError(f"{error.filename}: {error.strerror}") from error
 
 
-def _wait_until_up(
-    processes: Sequence[Popen], servers: Sequence[ServerState], start_s: float, report: Report
-) -> None:
+def _wait_until_up(waiting: dict[ServerState, Popen], start_s: float, report: Report) -> None:
     """Wait until all servers are healthy. Raises StartFailed."""
-    began = reported = time.monotonic()
-    waiting = list(servers)
+    began, started = time.monotonic(), dict(waiting)
     while waiting:
-        for process, server in zip(processes, servers, strict=True):
+        for server, process in started.items():
             if (status := process.poll()) is not None:
                 how = f"ended with status {status}"
                 if status < 0:
                     how = f"killed by {signal.Signals(-status).name}"
                 words = last_words(Path(server.log))
                 raise StartFailed(f"{server.name} {how}: {words} (see {server.log})")
-        health = asyncio.run(healthy([server.url for server in waiting]))
-        now = time.monotonic()
-        for server in [server for server, up in zip(waiting, health, strict=True) if up]:
-            report(f"{server.name}: up after {now - began:.1f} s, {server.url}")
-            waiting.remove(server)
-        if waiting and now - began > start_s:
-            server = waiting[0]
+        took_s = time.monotonic() - began
+        for server in asyncio.run(healthy(list(waiting))):
+            report(f"{server.name}: up after {took_s:.1f} s, {server.url}")
+            del waiting[server]
+        if waiting and took_s > start_s:
+            server = next(iter(waiting))
             words = last_words(Path(server.log))
             raise StartFailed(f"{server.name} was not up in {start_s:g} s: {words}")
-        if now - reported >= REPORT_EVERY_S:
-            reported = now
-            for server in waiting:
-                words = last_words(Path(server.log))
-                report(f"{server.name}: not up yet after {now - began:.0f} s: {words}")
         if waiting:
             time.sleep(ASK_EVERY_S)
 
 
-async def healthy(urls: Sequence[str]) -> list[bool]:
-    """Return for each server whether its /health answers 200 in time."""
+async def healthy(servers: Sequence[ServerState]) -> list[ServerState]:
+    """Return the servers whose /health answers 200 in time."""
 
-    async def answers(url: str) -> bool:
+    async def answers(server: ServerState) -> bool:
         try:
-            async with session.get(f"{url}/health") as answer:
+            async with session.get(f"{server.url}/health") as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
-        return await asyncio.gather(*map(answers, urls))
+        health = await asyncio.gather(*map(answers, servers))
+    return [server for server, up in zip(servers, health, strict=True) if up]
 
 
 def fleet_status(state: FleetState) -> dict[str, Any]:
@@ -147,10 +135,9 @@ def fleet_status(state: FleetState) -> dict[str, Any]:
     Another process may have taken a port: a server whose process has ended is not asked.
     """
     alive = [server for server in state.servers if server.process.alive]
-    health = asyncio.run(healthy([server.url for server in alive]))
-    well = {server.name for server, up in zip(alive, health, strict=True) if up}
+    well = asyncio.run(healthy(alive))
     return {
-        "well": bool(state.servers) and len(well) == len(state.servers),
+        "well": well == state.servers,
         "model": state.model,
         "vllm": state.vllm,
         "proxy_config": state.proxy_config,
@@ -161,7 +148,7 @@ def fleet_status(state: FleetState) -> dict[str, Any]:
                 "gpu": server.gpu,
                 "pid": server.process.pid if server in alive else None,
                 "log": server.log,
-                "healthy": server.name in well,
+                "healthy": server in well,
             }
             for server in state.servers
         ],
@@ -174,8 +161,7 @@ def status_text(status: dict[str, Any]) -> str:
     for row in status["servers"]:
         ill = "not answering" if row["pid"] else f"not running (see {row['log']})"
         lines.append(f"{row['name']}  {row['url']}  {'healthy' if row['healthy'] else ill}")
-    lines.append(f"proxy: forebay proxy --config {status['proxy_config']}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"proxy: forebay proxy --config {status['proxy_config']}"])
 
 
 def stop_servers(state: FleetState) -> dict[str, str]:
@@ -215,21 +201,15 @@ def _kill_group(leader: Process) -> bool:
 
 
 def last_words(log: Path) -> str:
-    """Return the last exception in the log, or its last line."""
-    lines = _tail(log)
-    errors = [match[1] for line in lines if (match := _ERROR.search(line))]
-    return (errors or lines or ["its log is empty"])[-1][:LINE_WIDTH]
-
-
-def _tail(log: Path) -> list[str]:
-    """Return the last non-empty lines of the log since the last start."""
+    """Return the last exception in the log since the last start, or its last line."""
     try:
         with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_TAIL))
+            file.seek(max(0, log.stat().st_size - LOG_TAIL))
             text = file.read().decode(errors="replace")
-    except OSError:
-        return []
+    except OSError as error:
+        return f"its log cannot be read: {error.strerror}"
     text = text.rpartition("\n--- ")[2].partition("\n")[2] if "--- " in text else text
     parts = (part.rpartition("\r")[2].strip() for part in text.splitlines())
-    return [part for part in parts if part]
+    lines = [part for part in parts if part]
+    errors = [match[1] for line in lines if (match := _ERROR.search(line))]
+    return (errors or lines or ["its log is empty"])[-1][:LINE_WIDTH]

@@ -64,9 +64,6 @@ class FleetState:
     format: Literal[3] = 3
 
 
-_STATE = TypeAdapter(FleetState)
-
-
 def start_time(pid: int) -> str:
     """Return when the process started, unique among processes with its number. Empty: it ended.
 
@@ -141,7 +138,7 @@ def read_state(folder: Path) -> FleetState | None:
         raise InputError(f"--dir {folder}: no such folder; `forebay fleet up` makes it")
     file = folder / STATE
     try:
-        return _STATE.validate_json(file.read_bytes())
+        return TypeAdapter(FleetState).validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:

@@ -1,7 +1,5 @@
 """Write a fleet as systemd units or as a Compose file, which restart servers that die."""
 
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,14 @@ WantedBy=default.target
 """
 
 
-def write_units(plan: FleetPlan, proxy_yaml: str, *, compose: bool) -> list[Path]:
+def write_units(plan: FleetPlan, proxy_yaml: str) -> list[Path]:
     """Write the files and the proxy's configuration into the fleet's folder, and return them.
 
     Raises:
         InputError: the folder cannot be written, or Compose has no image for a CPU.
     """
     folder = plan.options.folder.resolve()
-    texts = {"compose.yaml": _compose(plan, folder)} if compose else _units(plan)
+    texts = {"compose.yaml": _compose(plan, folder)} if plan.options.compose else _units(plan)
     make_folder(folder)
     return [write_file(folder / name, text) for name, text in {PROXY: proxy_yaml, **texts}.items()]
 
@@ -55,21 +53,16 @@ def _units(plan: FleetPlan) -> dict[str, str]:
             name=server.name,
             model=plan.setting.profile.repository,
             environment="\n".join(
-                f"Environment={_quoted(f'{name}={value}')}" for name, value in server.env.items()
+                f"Environment={_quoted(f'{name}={value}')}"
+                for name, value in server.environment.items()
             ),
-            command=" ".join(map(_quoted, _absolute(server.command))),
+            command=" ".join(map(_quoted, server.command)),
             restart_s=RESTART_S,
-            stop_s=plan.options.drain_s + END_S,
-            log=server.log.resolve(),
+            stop_s=plan.options.drain + END_S,
+            log=server.log,
         )
         for server in plan.servers
     }
-
-
-def _absolute(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command with the path of its program: systemd has another PATH."""
-    program = shutil.which(command[0]) or command[0]
-    return str(Path(program).absolute()), *command[1:]
 
 
 def _quoted(word: str) -> str:
@@ -92,17 +85,21 @@ def _compose(plan: FleetPlan, folder: Path) -> str:
 
 def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any]:
     """Return the service of a server. It has the host's network, as a proxy on the host needs."""
-    variables = {name: value for name, value in server.env.items() if name != VISIBLE}
-    folders = {str(folder), plan.setting.cache_root, str(Path.home() / ".cache" / "huggingface")}
+    variables = {name: value for name, value in server.environment.items() if name != VISIBLE}
+    folders = {
+        str(folder),
+        str(Path(server.environment["VLLM_CACHE_ROOT"]).parent),
+        str(Path.home() / ".cache" / "huggingface"),
+    }
     if Path(plan.setting.profile.repository).is_dir():
         folders.add(plan.setting.profile.repository)
     devices = {
         "driver": "nvidia",
-        "device_ids": server.env[VISIBLE].split(","),
+        "device_ids": server.environment[VISIBLE].split(","),
         "capabilities": ["gpu"],
     }
     return {
-        "image": IMAGE.format(version=plan.install.version.partition("+")[0]),
+        "image": IMAGE.format(version=plan.setting.install.version.partition("+")[0]),
         "entrypoint": ["vllm", "serve"],
         "command": list(server.command[2:]),
         "environment": {**variables, "HF_HOME": str(Path.home() / ".cache" / "huggingface")},
@@ -111,5 +108,5 @@ def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any
         "volumes": [f"{path}:{path}" for path in sorted(folders)],
         "deploy": {"resources": {"reservations": {"devices": [devices]}}},
         "restart": "unless-stopped",
-        "stop_grace_period": f"{plan.options.drain_s + END_S:.0f}s",
+        "stop_grace_period": f"{plan.options.drain + END_S:.0f}s",
     }

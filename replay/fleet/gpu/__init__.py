@@ -1,6 +1,5 @@
-"""GPUs, and the command line of a vLLM on them.
+"""GPUs and models of a fleet, and the vLLM that serves them.
 
-In reading order: `gpus` lists the machine's GPUs, `profiles` has good flags for models, `sizes`
-computes what fits, `flags` writes the command line, `vllm_install` finds vLLM. The room imports
-`forebay.replay.engine.hardware`.
+In reading order: `gpus` lists the machine's GPUs, `profiles` has good values for models,
+`vllm_install` finds vLLM. The room imports `forebay.replay.engine.hardware`.
 """

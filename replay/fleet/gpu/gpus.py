@@ -1,4 +1,4 @@
-"""Find this machine's NVIDIA GPUs and their free memory with nvidia-smi."""
+"""Find this machine's NVIDIA GPUs with nvidia-smi."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory
 from forebay.traces.errors import InputError
 
-QUERY = (
-    "nvidia-smi",
-    "--query-gpu=index,name,memory.total,memory.free",
-    "--format=csv,noheader,nounits",
-)
+QUERY = ("nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
 ASK_S = 30.0
 
 
@@ -22,7 +18,6 @@ class Gpu:
     index: int
     name: str
     total_gib: float
-    free_gib: float
 
     @property
     def memory(self) -> GpuMemory:
@@ -43,9 +38,8 @@ def parse_gpus(text: str) -> list[Gpu]:
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 4 and all(field.isdigit() for field in (fields[0], *fields[2:])):
-            index, name, total, free = fields
-            gpus.append(Gpu(int(index), name, int(total) / 1024, int(free) / 1024))
+        if len(fields) == 3 and fields[0].isdigit() and fields[2].isdigit():
+            gpus.append(Gpu(int(fields[0]), fields[1], int(fields[2]) / 1024))
     return gpus
 
 
@@ -68,24 +62,9 @@ def choose_gpus(indexes: Sequence[int] | None, present: Sequence[Gpu]) -> list[G
         raise InputError(
             "no GPU here (nvidia-smi lists none): give --cpu, or --dry-run to only see the plan"
         )
-    if indexes is None:
-        return list(present)
     by_index = {gpu.index: gpu for gpu in present}
-    for index in indexes:
+    for index in indexes or ():
         if index not in by_index:
             there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in present)
             raise InputError(f"--gpus: there is no GPU {index}; there are {there}")
-    return [by_index[index] for index in indexes]
-
-
-def check_free(gpus: Sequence[Gpu], utilization: float) -> None:
-    """Raise InputError if another process uses the memory that vLLM would ask for."""
-    for gpu in gpus:
-        needed_gib = utilization * gpu.total_gib
-        if gpu.free_gib < needed_gib:
-            share = int(gpu.free_gib / gpu.total_gib * 100) / 100
-            raise InputError(
-                f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB are free, "
-                f"--gpu-memory-utilization {utilization:g} asks for {needed_gib:.1f}: end the "
-                f"processes there (see nvidia-smi) or give --gpu-memory-utilization {share:g}"
-            )
+    return [by_index[index] for index in indexes] if indexes is not None else list(present)

@@ -1,28 +1,28 @@
-"""Find vLLM's command and version without importing it, which takes 10 s."""
+"""Find vLLM's command, version and flags without importing it, which takes 10 s."""
 
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.proxy.vllm_scheduler.settings import NEWEST as NEWEST_OF_CLASS
 from forebay.proxy.vllm_scheduler.settings import OLDEST as OLDEST_OF_CLASS
-from forebay.replay.fleet.gpu.flags import CLASS_FLAG, names_in, value_in
 from forebay.traces.errors import InputError
 
 OLDEST = (0, 11)
 """The first version whose flags were checked. Older versions may lack any of them."""
-NEWEST = (0, 32)
+NEWEST = "0.32"
 ASK_S = 120.0
 _HOW = (
     "install vLLM (https://docs.vllm.ai), e.g. `uv pip install vllm` in an environment of its "
     "own, and give --vllm PATH/bin/vllm; `make vllm-cpu` builds one for the CPU"
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-_ASK = "import importlib.metadata as m; print(m.version('vllm'))"
+_ASK_VERSION = "import importlib.metadata as m; print(m.version('vllm'))"
 _ASK_CLASS = "import forebay.proxy.vllm_scheduler"
 
 
@@ -42,23 +42,23 @@ class VllmInstall:
 
     @property
     def release(self) -> tuple[int, int]:
-        """Return the major and minor version."""
-        return release_of(self.version)
+        """Return the major and minor version (InputError: the version has another form)."""
+        match = re.match(r"v?(\d+)\.(\d+)", self.version)
+        if not match:
+            raise InputError(f"--vllm-version {self.version}: give one such as 0.32")
+        return int(match[1]), int(match[2])
 
-    def runs_class(self, vllm_args: Sequence[str]) -> bool:
-        """Return True if a server with these further flags has Forebay's scheduler class."""
-        text = value_in(vllm_args, CLASS_FLAG)
-        if text is not None:
-            return text.startswith("forebay.")
-        return self.has_class and (self.flags is None or CLASS_FLAG in self.flags)
+    def lacks(self, flag: str) -> bool:
+        """Return True if the help does not list the flag."""
+        return self.flags is not None and flag.partition(".")[0] not in self.flags
 
 
-def release_of(version: str) -> tuple[int, int]:
-    """Read the major and minor version of `0.32.0+cpu` (InputError: another form)."""
-    match = re.match(r"v?(\d+)\.(\d+)", version)
-    if not match:
-        raise InputError(f"--vllm-version {version}: give one such as 0.32")
-    return int(match[1]), int(match[2])
+def lacks(name: str) -> InputError:
+    """Make the error for a flag that is needed, and that the installed vLLM does not have."""
+    return InputError(
+        f"{name}: this vLLM has no such flag (see `vllm serve --help=all`); leave it out, or give "
+        "another --vllm"
+    )
 
 
 def find_vllm(name: str | None) -> VllmInstall:
@@ -66,17 +66,24 @@ def find_vllm(name: str | None) -> VllmInstall:
     beside = Path(sys.executable).with_name("vllm")
     command = shutil.which(name or (str(beside) if beside.is_file() else "vllm"))
     if command is None:
-        if name:
-            raise InputError(f"--vllm {name}: no such command; {_HOW}")
-        raise InputError(f"vllm is not installed here: {_HOW}")
+        missing = f"--vllm {name}: no such command" if name else "vllm is not installed here"
+        raise InputError(f"{missing}; {_HOW}")
     command = str(Path(command).absolute())
-    version = _by_metadata(command) or _by_asking(command)
-    if release_of(version) < OLDEST:
+    # The interpreter of the script answers sooner than the command.
+    python = _interpreter(command)
+    said = _output(python, "-c", _ASK_VERSION) or _output(command, "--version") or ""
+    match = re.search(r"\d+\.\d+\S*", said.rpartition("\n")[2])
+    if match is None:
+        raise InputError(f"--vllm {command}: `vllm --version` fails: run it to see the reason")
+    install = VllmInstall(command, match.group())
+    if install.release < OLDEST:
         raise InputError(
-            f"{command} is vLLM {version}; {OLDEST[0]}.{OLDEST[1]} or later is needed: "
+            f"{command} is vLLM {install.version}; {OLDEST[0]}.{OLDEST[1]} or later is needed: "
             "pip install -U vllm"
         )
-    return VllmInstall(command, version, has_class=_has_class(command, version))
+    supported = OLDEST_OF_CLASS <= install.release <= NEWEST_OF_CLASS
+    has_class = supported and _output(python, "-c", _ASK_CLASS) is not None
+    return VllmInstall(command, install.version, has_class=has_class)
 
 
 def listed_flags(command: str) -> frozenset[str] | None:
@@ -86,63 +93,54 @@ def listed_flags(command: str) -> frozenset[str] | None:
     for --help. The answer takes about ten seconds.
     """
     for word in ("--help=all", "--help"):
-        try:
-            done = subprocess.run(
-                [command, "serve", word],
-                capture_output=True,
-                text=True,
-                timeout=ASK_S,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        names = names_in(_FLAG.findall(done.stdout)) if done.returncode == 0 else set()
+        names = flag_names(_FLAG.findall(_output(command, "serve", word) or ""))
         if "--port" in names:
             return frozenset(names)
     return None
 
 
-def _by_metadata(command: str) -> str | None:
-    """Ask the interpreter of the command for its installed vLLM version."""
-    return _asked(command, _ASK)
-
-
-def _has_class(command: str, version: str) -> bool:
-    """Return True if the class knows this version, and is installed with it."""
-    supported = OLDEST_OF_CLASS <= release_of(version) <= NEWEST_OF_CLASS
-    return supported and _asked(command, _ASK_CLASS) is not None
-
-
-def _asked(command: str, code: str) -> str | None:
-    """Return the output of the interpreter in the script's first line, None if it fails."""
-    try:
-        with open(command, "rb") as script:
-            first = script.readline(1_000).decode(errors="replace")
-    except OSError as error:
-        raise InputError(f"--vllm {command}: {error.strerror}") from error
+def _interpreter(command: str) -> str:
+    """Return the interpreter in the first line of a script, empty without one."""
+    first = ""
+    with suppress(OSError), open(command, "rb") as script:
+        first = script.readline(1_000).decode(errors="replace")
     python = first.removeprefix("#!").strip()
-    if not first.startswith("#!/") or " " in python:
-        return None
+    return python if first.startswith("#!/") and " " not in python else ""
+
+
+def _output(*words: str) -> str | None:
+    """Return the standard output of a command, None if it fails."""
     try:
         done = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=False
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=False,
         )
-    except OSError as error:
-        raise InputError(f"--vllm {command}: {python}: {error.strerror}") from error
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _by_asking(command: str) -> str:
-    try:
-        done = subprocess.run(
-            [command, "--version"], capture_output=True, text=True, timeout=ASK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"--vllm {command}: `vllm --version` does not answer: {error}") from error
-    lines = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
-    match = re.search(r"\d+\.\d+\S*", lines[-1]) if lines and done.returncode == 0 else None
-    if match is None:
-        reason = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
-        raise InputError(f"--vllm {command}: `vllm --version` failed: {reason}")
-    return match.group()
+def flag_value(words: Sequence[str], name: str) -> str | None:
+    """Return the value of the flag `name` in `words`: empty without a value, None if it is absent.
+
+    The last occurrence counts, as for vLLM.
+    """
+    last = None
+    for word, after in zip(words, [*words, ""][1:], strict=True):
+        flag, written, value = word.partition("=")
+        if flag_names([flag]) == {name}:
+            last = value if written else after
+    return last
+
+
+def flag_names(words: Iterable[str]) -> set[str]:
+    """Return the names of the flags in `words` in the form `--max-num-seqs`."""
+    return {
+        "--" + word[2:].partition("=")[0].removeprefix("no-").replace("_", "-")
+        for word in words
+        if word.startswith("--")
+    }

@@ -20,20 +20,25 @@ from forebay.replay.engine.hardware.specs import (
     ModelSpec,
 )
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
-from forebay.replay.fleet.gpu.flags import names_in
-from forebay.replay.fleet.gpu.gpus import Gpu, check_free, choose_gpus, parse_gpus
+from forebay.replay.fleet.gpu.gpus import Gpu, choose_gpus, parse_gpus
 from forebay.replay.fleet.gpu.profiles import PROFILES, STEP_TARGET_S
-from forebay.replay.fleet.gpu.sizes import parse_bytes, sequences
-from forebay.replay.fleet.gpu.vllm_install import VllmInstall, find_vllm, listed_flags
-from forebay.replay.fleet.plan import FleetOptions, FleetPlan, make_plan
+from forebay.replay.fleet.gpu.vllm_install import (
+    VllmInstall,
+    find_vllm,
+    flag_names,
+    listed_flags,
+)
+from forebay.replay.fleet.options import FleetOptions
+from forebay.replay.fleet.plan import FleetPlan, make_plan
 from forebay.replay.fleet.proxy_file import proxy_yaml
+from forebay.replay.fleet.setting import sequences
 from forebay.traces.errors import InputError
 
-H200 = (Gpu(0, "NVIDIA H200", 139.8, 139.0), Gpu(1, "NVIDIA H200", 139.8, 139.0))
+H200 = (Gpu(0, "NVIDIA H200", 139.8), Gpu(1, "NVIDIA H200", 139.8))
 
 
 def plan_of(model: str = "llama-3.1-8b", version: str = "0.32.0", **options: Any) -> FleetPlan:
-    wanted = FleetOptions(model, options.pop("folder", Path("runs/fleet")), **options)
+    wanted = FleetOptions(model=model, **options)
     return make_plan(wanted, VllmInstall("/x/vllm", version), H200, (8001, 8002))
 
 
@@ -64,25 +69,24 @@ def test_the_models_it_knows(
     assert value(plan, "--max-num-seqs") == str(seqs)
     assert value(plan, "--max-num-queued-reqs") == str(2 * seqs)
     assert value(plan, "--served-model-name") == repository
-    assert [server.env["CUDA_VISIBLE_DEVICES"] for server in plan.servers] == ["0", "1"]
+    assert [server.environment["CUDA_VISIBLE_DEVICES"] for server in plan.servers] == ["0", "1"]
     assert [value(plan, "--port", n) for n in (0, 1)] == ["8001", "8002"]
-    assert all(flag.why for flag in (*plan.flags, *plan.variables))
-    named = [flag.name for flag in plan.flags]
+    named = [word for word in plan.servers[0].command if word.startswith("--")]
     assert len(set(named)) == len(named)
-    assert set(named) | {"--host", "--port"} == names_in(plan.servers[0].command)
 
 
 @pytest.mark.parametrize("model", PROFILES)
 def test_the_page_says_what_is_planned(model: str) -> None:
     plan = plan_of(model)
-    numbers = (plan.kv_tokens, plan.setting.seqs, plan.setting.chunk)
+    numbers = (plan.setting.kv_tokens, plan.setting.seqs, plan.setting.chunk)
     page = (ROOT / "docs" / "how-to" / "vllm-servers.md").read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in page if line.startswith(f"| `{model}` |")]
     assert row.split(" | ")[1] == plan.setting.profile.repository
     assert row.removesuffix(" |").split(" | ")[3:] == [f"{number:,}" for number in numbers]
-    for flag in (*plan.flags, *plan.variables):
-        obvious = flag.name in ("--served-model-name", "--max-model-len")
-        assert obvious or any(f"`{flag.name}" in line for line in page), flag.name
+    (server, _) = plan.servers
+    obvious = {"--host", "--port", "--served-model-name", "--max-model-len"}
+    for flag in (*flag_names(server.command) - obvious, *server.environment):
+        assert any(f"`{flag}" in line for line in page), flag
 
 
 @pytest.mark.parametrize(
@@ -116,9 +120,9 @@ def test_the_chunk_is_the_largest_whose_step_is_short(name: str, spec: ModelSpec
 )
 def test_a_flag_that_this_vllm_has_not_is_left_out_and_said(version: str, lacks: set[str]) -> None:
     plan = plan_of(version=version)
-    assert {flag.name for flag in plan.left_out} == lacks
-    assert not lacks & names_in(plan.servers[0].command)
-    assert all("vLLM has it from 0." in flag.why for flag in plan.left_out)
+    assert {*plan.left_out} == lacks
+    assert not lacks & flag_names(plan.servers[0].command)
+    assert all(f"\n  {flag}\n" in plan.text() for flag in lacks)
 
 
 @pytest.mark.parametrize(
@@ -136,27 +140,27 @@ def test_yarn_only_beyond_what_the_model_holds(version: str, section: str) -> No
 
 def test_a_model_that_it_does_not_know_gets_what_is_right_for_any() -> None:
     plan = plan_of("Qwen/Qwen2.5-7B-Instruct")
-    assert plan.kv_tokens is None
+    assert plan.setting.kv_tokens is None
     assert value(plan, "--max-num-seqs") == "64"
     assert "--max-model-len" not in plan.servers[0].command
     assert "--enable-prefix-caching" in plan.servers[0].command
 
 
 def test_adapters_take_memory_and_their_flags_are_passed_on() -> None:
-    without = plan_of()
     plan = plan_of(enable_lora=True, max_loras=4, max_lora_rank=64)
     assert "--enable-lora" in plan.servers[0].command
     assert (value(plan, "--max-loras"), value(plan, "--max-lora-rank")) == ("4", "64")
-    assert without.kv_tokens is not None
-    assert plan.kv_tokens is not None
+    tokens, fewer = plan_of().setting.kv_tokens, plan.setting.kv_tokens
     adapters = 4 * 4 * 92_356_608  # as vLLM allocates them, see test_memory_adapters
-    fewer = adapters / LLAMA_3_8B.kv_bytes_per_token
-    assert without.kv_tokens - plan.kv_tokens == pytest.approx(fewer, abs=16)
+    assert tokens is not None
+    assert fewer is not None
+    assert tokens - fewer == pytest.approx(adapters / LLAMA_3_8B.kv_bytes_per_token, abs=16)
 
 
 def test_flags_after_the_dashes_win() -> None:
-    plan = plan_of(vllm_args=("--max-num-batched-tokens", "4096", "--no-enable-prefix-caching"))
-    assert plan.servers[0].command[-3:] == plan.options.vllm_args
+    own = ["--max-num-batched-tokens", "4096", "--no-enable-prefix-caching"]
+    plan = plan_of(vllm_args=own)
+    assert [*plan.servers[0].command[-3:]] == own
     assert plan.servers[0].command.count("--max-num-batched-tokens") == 1
     assert "--enable-prefix-caching" not in plan.servers[0].command
 
@@ -205,7 +209,7 @@ def test_events_stay_on_this_machine_unless_the_servers_do_not(tmp_path: Path) -
     config = json.loads(value(open_plan, "--kv-events-config", 1))
     assert (config["endpoint"], config["replay_endpoint"]) == ("tcp://*:9002", "tcp://*:10002")
     assert open_plan.servers[1].kv_events == "tcp://127.0.0.1:9002"
-    assert "VLLM_HOST_IP" not in open_plan.servers[0].env
+    assert "VLLM_HOST_IP" not in open_plan.servers[0].environment
     assert "--kv-events-config" not in plan_of(kv_events=False).servers[0].command
 
 
@@ -237,58 +241,44 @@ def test_the_proxy_takes_what_is_written(tmp_path: Path) -> None:
     ("tokens", "seqs"), [(5_000, 16), (80_000, 16), (319_999, 32), (320_000, 64), (10**7, 256)]
 )
 def test_as_many_sequences_as_chats_fit(tokens: int, seqs: int) -> None:
-    assert sequences(None, tokens)[0] == seqs
-    assert sequences(7, tokens)[0] == 7
+    assert sequences(tokens) == seqs
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("256M", 256 << 20), ("20.5g", 20_500_000_000), ("2k", 2_000), ("17", 17), (" 1T", 1 << 40),
-        ("1t", 10**12), ("25.6k", 25_600),
-    ],
-)  # fmt: skip
-def test_bytes_as_vllm_reads_them(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-    plan = plan_of("Qwen/Qwen2.5-7B-Instruct", kv_memory=text)
-    assert value(plan, "--kv-cache-memory-bytes") == str(size)
+@pytest.mark.parametrize("text", ["256M", "20.5g", "2k", "17"])
+def test_bytes_are_passed_on_to_vllm(text: str) -> None:
+    plan = plan_of(kv_cache_memory_bytes=text)
+    assert value(plan, "--kv-cache-memory-bytes") == text
+    assert value(plan, "--max-num-seqs") == "64"
+    assert "--gpu-memory-utilization" not in plan.servers[0].command
 
 
 @pytest.mark.parametrize("text", ["20.5G", "1.5", "", "G", "0", "-1G", "1e9", "4GB", "infg", "٣g"])
 def test_bytes_that_vllm_would_refuse(text: str) -> None:
     with pytest.raises(InputError, match="such as 256M"):
-        plan_of(kv_memory=text)
+        plan_of(kv_cache_memory_bytes=text)
 
 
 def test_gpus_as_nvidia_smi_lists_them() -> None:
-    gpus = parse_gpus(
-        "0, NVIDIA H200, 143771, 143000\n1, NVIDIA GB10, [N/A], [N/A]\n2, A, 1024, 512\n"
-    )
-    assert [(gpu.index, gpu.total_gib, gpu.free_gib) for gpu in gpus][1:] == [(2, 1.0, 0.5)]
+    gpus = parse_gpus("0, NVIDIA H200, 143771\n1, NVIDIA GB10, [N/A]\n2, A, 1024\n")
+    assert gpus[1:] == [Gpu(2, "A", 1.0)]
     assert gpus[0].memory.batched_tokens == 8_192
     assert choose_gpus([2], gpus) == gpus[1:]
     with pytest.raises(InputError, match=r"no GPU 1; there are 0 \(NVIDIA H200\), 2 \(A\)"):
         choose_gpus([1], gpus)
-    with pytest.raises(InputError, match=r"0\.5 of 1\.0 GiB are free.*utilization 0\.5$"):
-        check_free(gpus, 0.9)
-    check_free(gpus, 0.5)
 
 
 def listing(*but: str, **options: Any) -> FleetPlan:
     """The plan for a vLLM whose help lists all flags of the usual plan but those."""
-    listed = names_in(plan_of().servers[0].command) | {"--scheduling-policy"}
+    listed = flag_names(plan_of().servers[0].command) | {"--scheduling-policy"}
     install = VllmInstall("/x/vllm", "0.32.0", frozenset(listed - {*but}))
-    wanted = FleetOptions("llama-3.1-8b", Path("runs/fleet"), **options)
+    wanted = FleetOptions(model="llama-3.1-8b", **options)
     return make_plan(wanted, install, H200, (8001, 8002))
 
 
 def test_a_flag_that_the_help_does_not_list_is_left_out_and_said() -> None:
     assert not listing().left_out
     plan = listing("--enable-prompt-tokens-details", "--long-prefill-token-threshold")
-    assert {flag.name for flag in plan.left_out} == {
-        "--enable-prompt-tokens-details", "--long-prefill-token-threshold",
-    }  # fmt: skip
-    assert all(flag.why.startswith("`vllm serve --help` does not") for flag in plan.left_out)
+    assert {*plan.left_out} == {"--enable-prompt-tokens-details", "--long-prefill-token-threshold"}
     assert "--long-prefill-token-threshold" not in plan.servers[0].command
     assert "long_prefill_token_threshold" not in proxy_yaml(plan, None, kv_events=False).replace(
         "# long_prefill_token_threshold", ""
@@ -336,7 +326,7 @@ def test_the_scheduler_class_needs_no_threshold(
 ) -> None:
     """A class of the user's own goes first, and the proxy is told of Forebay's."""
     installed = VllmInstall("/x/vllm", "0.32.0", has_class=True)
-    wanted = FleetOptions("llama-3.1-8b", Path("runs/fleet"), vllm_args=own)
+    wanted = FleetOptions(model="llama-3.1-8b", vllm_args=[*own])
     plan = make_plan(wanted, installed, H200, (8001, 8002))
     command = plan.servers[0].command
     assert value(plan, "--scheduler-cls") == named
@@ -412,14 +402,15 @@ def test_a_vllm_that_is_too_old_is_said(tmp_path: Path) -> None:
         ("--model llama-3-8b --cpu --gpus 0", "give one of them"),
         ("--model llama-3-8b --servers 2", "--servers goes with --cpu"),
         ("--model llama-3-8b --gpus 0,0 --dry-run", "--gpus 0,0: give GPU numbers"),
-        ("--model llama-3-8b --gpu abacus --dry-run", "--gpu abacus"),
         ("--model llama-3-8b --max-model-len 9000 --dry-run", "holds 8,192 tokens"),
-        ("--model qwen2.5-14b --gpu a100-40gb --dry-run", "or --max-model-len 34816"),
+        ("--model qwen2.5-14b --gpu-memory-utilization 0.3 --dry-run", "KV cache holds"),
         ("--model llama-3-8b --gpu-memory-utilization 2 --dry-run", "a share in (0, 1]"),
         ("--model llama-3-8b --cpu --kv-cache-memory-bytes lots --dry-run", "such as 256M or 4G"),
+        ("--model llama-3-8b --max-model-len 1 --dry-run", "give 2 tokens or more"),
         ("--model llama-3-8b --dry-run -- --port 3", "--port after `--`"),
-        ("--model llama-3-8b --dry-run -- -tp 2", "one server on each GPU"),
-        ("--model llama-3-8b --dry-run -- -tp=2", "one server on each GPU"),
+        ("--model llama-3-8b --dry-run -- -tp 2", "give --tensor-parallel-size before"),
+        ("--model llama-3-8b --dry-run -- -tp=2", "give --tensor-parallel-size before"),
+        ("--model llama-3-8b --dry-run -- -dp 2", "one server on each GPU; leave it out"),
         ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold", "give tokens"),
         ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold -1", "give tokens"),
         ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold=8193", "8,192 tokens"),
@@ -471,7 +462,6 @@ def test_a_dry_run_needs_neither_gpu_nor_vllm(
     data = json.loads(capsys.readouterr().out)
     assert [server["gpu"] for server in data["servers"]] == [0, 1]
     assert data["kv_tokens"] == pytest.approx(320_560, rel=0.01)  # the study's table
-    assert all(flag["why"] and flag["name"] in text for flag in data["flags"])
     assert not folder.exists()
 
 
@@ -489,12 +479,20 @@ def test_without_the_extra_the_proxy_is_not_told_of_events(
 
 def test_a_model_in_a_folder_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "small", ModelSize())
-    words = "--cpu --servers 2 --vllm-version 0.32 --kv-cache-memory-bytes 384M --dry-run --json"
+    words = "--cpu --servers 2 --vllm-version 0.32 --dry-run --json"
     assert main(["fleet", "up", "--model", str(tmp_path / "small"), *words.split()]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["kv_tokens"] == 1 << 20  # 384 bytes a token
-    assert data["served_model_name"] == "small"
+    assert (data["kv_tokens"], data["served_model_name"]) == (None, "small")
     for server in data["servers"]:
         assert "CUDA_VISIBLE_DEVICES" not in server["environment"]
         assert server["environment"]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         assert "uni" in server["command"]
+        assert "1G" in server["command"]
+
+
+def test_a_folder_with_the_name_of_a_known_model_has_its_sizes(tmp_path: Path) -> None:
+    write_model(tmp_path / "Qwen2.5-14B-Instruct", ModelSize())
+    plan = plan_of(str(tmp_path / "Qwen2.5-14B-Instruct"))
+    assert plan.servers[0].command[2] == str(tmp_path / "Qwen2.5-14B-Instruct")
+    assert plan.setting.kv_tokens == plan_of("qwen2.5-14b").setting.kv_tokens
+    assert value(plan, "--served-model-name") == "Qwen2.5-14B-Instruct"

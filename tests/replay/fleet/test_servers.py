@@ -184,7 +184,7 @@ def test_a_number_that_another_process_has_by_now_is_not_touched(
     tmp_path: Path, began: str
 ) -> None:
     """The state file names a process that leads a group, with another start time."""
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+    with subprocess.Popen(["sleep", "20"], start_new_session=True) as other:
         boot = start_time(other.pid).partition(":")[0]
         process = Process(other.pid, began.replace("this boot", boot))
         assert Process(other.pid, start_time(other.pid)).alive
