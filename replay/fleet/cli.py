@@ -12,6 +12,7 @@ import typer
 
 from forebay.proxy.command import new_app
 from forebay.replay.engine.hardware.gpu_memory import find_gpu_memory
+from forebay.replay.fleet.commands import make_plan
 from forebay.replay.fleet.gpu.gpus import Gpu, choose_gpus, found_gpus, parse_indexes
 from forebay.replay.fleet.gpu.vllm_install import (
     NEWEST,
@@ -20,7 +21,7 @@ from forebay.replay.fleet.gpu.vllm_install import (
     listed_flags,
 )
 from forebay.replay.fleet.options import DIR, FleetOptions, Folder
-from forebay.replay.fleet.plan import FleetPlan, make_plan
+from forebay.replay.fleet.plan import FleetPlan
 from forebay.replay.fleet.proxy_file import NEEDS_EXTRA, proxy_yaml
 from forebay.replay.fleet.servers import (
     StartFailed,
@@ -97,8 +98,10 @@ def up(options: FleetOptions) -> None:
     for note in notes:
         _report(note)
     # It is shown, written as units, or carried out.
-    if options.dry_run:
-        _show(plan, configuration)
+    if options.dry_run and options.as_json:
+        print_json(plan.data(configuration))
+    elif options.dry_run:
+        print(f"{plan.text()}\n\n{options.folder / 'proxy.yaml'}:\n{configuration}", end="")
     elif options.systemd or options.compose:
         _write_units(plan, configuration)
     else:
@@ -192,14 +195,6 @@ def _ports(options: FleetOptions, count: int) -> list[int]:
                 "; give another --port, 0 for free ones, or another --host"
             ) from error
         return [int(listener.getsockname()[1]) for listener in listeners]
-
-
-def _show(plan: FleetPlan, configuration: str) -> None:
-    if plan.options.as_json:
-        print_json(plan.data(configuration))
-        return
-    print(plan.text())
-    print(f"\n{plan.options.folder / 'proxy.yaml'}:\n{configuration}", end="")
 
 
 def _write_units(plan: FleetPlan, configuration: str) -> None:

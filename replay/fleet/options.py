@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from forebay.replay.engine.flags import GpuMemoryUtilization, MaxModelLen, PlacementFlags
-from forebay.replay.fleet.gpu.vllm_install import flag_names
+from forebay.replay.fleet.gpu.vllm_install import read_flags
 from forebay.traces.command_line.options import AsJson
 from forebay.traces.errors import InputError
 
@@ -16,18 +16,13 @@ DIR = Path("runs/fleet")
 Folder = Annotated[
     Path, typer.Option("--dir", help="Folder of state, logs and the proxy's configuration.")
 ]
-_BEFORE = "give it before the `--`"
-_ALONE = "a fleet has one server on each GPU; leave it out"
-NOT_AFTER_DASHES = {
-    **dict.fromkeys(("--model", "--host", "--port", "--served-model-name"), _BEFORE),
-    **dict.fromkeys(("--max-model-len", "--max-num-seqs", "--tensor-parallel-size"), _BEFORE),
-    **dict.fromkeys(("--gpu-memory-utilization", "--kv-cache-memory-bytes"), _BEFORE),
-    **dict.fromkeys(("--data-parallel-size", "--pipeline-parallel-size", "-dp", "-pp"), _ALONE),
-    "-tp": "give --tensor-parallel-size before the `--`",
-    "--shutdown-timeout": "give --drain before the `--`",
-    "--kv-events-config": "give --no-kv-events before the `--`",
+FIXED = {
+    *("--model", "--host", "--port", "--served-model-name", "--max-model-len", "--max-num-seqs"),
+    *("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--shutdown-timeout"),
+    *("--kv-events-config", "--tensor-parallel-size", "--data-parallel-size"),
+    *("--pipeline-parallel-size", "-tp", "-dp", "-pp"),
 }
-"""Flags that the proxy's configuration depends on, and the remedy."""
+"""Flags that the proxy's configuration depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +130,13 @@ class FleetOptions(PlacementFlags):
         if not 0 < self.gpu_memory_utilization <= 1:
             share = f"{self.gpu_memory_utilization:g}"
             raise InputError(f"--gpu-memory-utilization {share}: give a share in (0, 1], e.g. 0.9")
-        self._check_words(self.vllm_args or [])
-
-    def _check_words(self, words: list[str]) -> None:
-        """Raise InputError for words after `--` that are no flags, or that have an option."""
+        # The words after `--` are flags that have no option here.
+        words = self.vllm_args or []
         if words and not words[0].startswith("-"):
             raise InputError(f"{words[0]}: only flags of `vllm serve` may follow `--`")
-        for flag in sorted(flag_names(words) | {word.partition("=")[0] for word in words}):
-            if flag in NOT_AFTER_DASHES:
-                raise InputError(f"{flag} after `--`: {NOT_AFTER_DASHES[flag]}")
+        for flag in (*read_flags(words), *(word.partition("=")[0] for word in words)):
+            if flag in FIXED:
+                raise InputError(
+                    f"{flag} after `--`: the proxy's configuration depends on it; give it before "
+                    "the `--`, or --drain for --shutdown-timeout, --no-kv-events for KV events"
+                )

@@ -1,44 +1,28 @@
-"""Plan the servers of a fleet from the options of `forebay fleet up`, without starting any.
+"""The plan of a fleet, and the facts about model, memory and vLLM that it follows from."""
 
-A wrong option is an InputError before the first process starts, because vLLM would report it a
-minute later and in a hundred lines. docs/how-to/vllm-servers.md has the reason for each flag.
-"""
-
-import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.specs import H200_SXM
 from forebay.replay.fleet.gpu.gpus import Gpu
-from forebay.replay.fleet.gpu.profiles import Profile
-from forebay.replay.fleet.gpu.vllm_install import VllmInstall, flag_names, lacks
+from forebay.replay.fleet.gpu.profiles import Profile, find_profile
+from forebay.replay.fleet.gpu.vllm_install import VllmInstall, lacks, read_flags
 from forebay.replay.fleet.options import FleetOptions
-from forebay.replay.fleet.setting import (
-    CHUNK_FLAG,
-    CLASS_FLAG,
-    POLICY_FLAG,
-    Setting,
-    make_setting,
-)
 from forebay.traces.errors import InputError
 
-SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
-"""First vLLM version known to have each flag. 0.11 has the others (read in the wheels of 0.11.2,
-0.14.1, 0.17.1, 0.20.2, 0.23.0, 0.26.0, 0.29.0 and 0.32.0)."""
-OPTIONAL = {
-    *("--enable-prefix-caching", "--enable-chunked-prefill", "--max-num-batched-tokens"),
-    *(CLASS_FLAG, CHUNK_FLAG, "--max-num-queued-reqs", "--enable-prompt-tokens-details"),
-    *("--enable-request-id-headers", "--disable-uvicorn-access-log", "--shutdown-timeout"),
-}
-"""Flags that a fleet can do without."""
-ROPE_PARAMETERS_SINCE = (0, 14)  # before it: rope_scaling, with rope_theta outside of it
-YARN_BASE = 32_768
-YARN_THETA = 1_000_000.0  # Qwen2.5's, repeated because an override replaces the whole section
-SOCKET_PATH = 107  # longest path of a Unix socket, bytes
-EVENTS_PORT, REPLAY_PORT = 1_000, 2_000  # added to the server's port, without Unix sockets
+POLICY_FLAG = "--scheduling-policy"
+CHUNK_FLAG = "--long-prefill-token-threshold"
+CLASS_FLAG = "--scheduler-cls"
+CHAT_TOKENS = 5_000
+"""Longest prompt of the bucket `chat`. --max-num-seqs follows from the number that fits."""
+LEAST_SEQS, MOST_SEQS, USUAL_SEQS = 16, 256, 64
+GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048
+CPU_KV_MEMORY = "1G"
+CPU_CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,200 +52,159 @@ class ServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The plan of a whole fleet. `left_out`: flags that this vLLM version does not have."""
+    """The servers of a fleet, and the facts that their flags follow from.
 
-    setting: Setting
-    servers: tuple[ServerPlan, ...]
-    left_out: tuple[str, ...]
+    Attributes:
+        words: flags as given after `--`.
+        context: --max-model-len. None leaves it to the model's config.json.
+        kv_memory: --kv-cache-memory-bytes. None: the memory that the GPU has left.
+        kv_tokens: computed KV cache of a server. None where the model's sizes are unknown.
+        seqs: --max-num-seqs.
+        batched_tokens: token budget of a step.
+        chunk: most tokens of the budget that a document gets. 0: no limit.
+        policy: --scheduling-policy: priority or fcfs.
+        cpu_threads: threads of one server. None on a GPU.
+        has_class: True if the servers run with Forebay's scheduler class.
+        left_out: flags that this vLLM version does not have.
+    """
 
-    @property
-    def options(self) -> FleetOptions:
-        return self.setting.options
+    options: FleetOptions
+    install: VllmInstall
+    profile: Profile
+    words: tuple[str, ...]
+    context: int | None
+    kv_memory: str | None
+    kv_tokens: int | None
+    seqs: int
+    batched_tokens: int
+    chunk: int
+    policy: str
+    cpu_threads: int | None
+    has_class: bool
+    left_out: tuple[str, ...] = ()
+    servers: tuple[ServerPlan, ...] = ()
 
     def text(self) -> str:
         """Describe the fleet, with the commands of its servers."""
-        version = self.setting.install.version
-        parts = [f"{self.setting.profile.repository} with vLLM {version}"]
+        version = self.install.version
+        parts = [f"{self.profile.repository} with vLLM {version}"]
         if self.left_out:
-            left_out = [f"  {flag}" for flag in self.left_out]
             title = f"left out, because vLLM {version} does not have them"
-            parts.append("\n".join([title, *left_out]))
+            parts.append("\n  ".join([title, *self.left_out]))
         parts += [f"{server.name} {server.url}\n{server.shell}" for server in self.servers]
         return "\n\n".join(parts)
 
     def data(self, proxy_config: str) -> dict[str, Any]:
         """Return the plan as data for programs."""
         return {
-            "model": self.setting.profile.repository,
-            "served_model_name": self.options.served_model_name or self.setting.profile.served_name,
-            "vllm": self.setting.install.version,
-            "kv_tokens": self.setting.kv_tokens,
+            "model": self.profile.repository,
+            "served_model_name": self.options.served_model_name or self.profile.served_name,
+            "vllm": self.install.version,
+            "kv_tokens": self.kv_tokens,
             "left_out": list(self.left_out),
             "servers": list(map(asdict, self.servers)),
             "proxy_config": proxy_config,
         }
 
 
-def make_plan(
-    options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], ports: Sequence[int]
+def find_facts(
+    options: FleetOptions, install: VllmInstall, gpus: Sequence[Gpu], servers: int
 ) -> FleetPlan:
-    """Plan one server on each of `gpus` or on groups of them, or servers on the CPU.
-
-    Args:
-        ports: one for each server, so their number is the number of servers.
-
-    Raises:
-        InputError: vLLM would reject an option, or the model does not fit.
-    """
-    ranks = options.ranks
-    if len(gpus) % ranks:
-        raise InputError(
-            f"--tensor-parallel-size {ranks}: {len(gpus)} GPUs are no whole number of servers; "
-            f"name a multiple of {ranks} with --gpus"
-        )
-    setting = make_setting(options, install, gpus, len(ports))
-    flags, left_out = _known_flags(setting)
-    if CHUNK_FLAG in left_out:
-        setting = replace(setting, chunk=0)  # the proxy must not count on it
-    servers = []
-    for number, port in enumerate(ports):
-        on = [gpu.index for gpu in gpus[number * ranks : (number + 1) * ranks]]
-        name = f"gpu{on[0]}" if on else f"cpu{number}"
-        servers.append(_server(setting, flags, name, on, port))
-    return FleetPlan(setting, tuple(servers), tuple(left_out))
-
-
-def _known_flags(s: Setting) -> tuple[list[str], list[str]]:
-    """Return the flags that all servers share, and the names of flags that this vLLM lacks.
-
-    Flags that the user gives after `--` are in neither (InputError: vLLM lacks a needed flag).
-    """
-    words: list[str] = []
-    left_out = []
-    for name, value in _flags(s).items():
-        if value in (None, False) or name in flag_names(s.words):
-            continue
-        missing = s.install.lacks(name)
-        if SINCE.get(name, (0, 0)) > s.install.release or (missing and name in OPTIONAL):
-            left_out.append(name)
-        elif missing:
-            raise lacks(name)
-        else:
-            words += [name] if value is True else [name, str(value)]
-    return words, left_out
-
-
-def _flags(s: Setting) -> dict[str, str | int | float | None]:
-    """Return all flags and their values. True: the flag has no value. None: not for this fleet."""
-    options, on_cpu = s.options, s.cpu_threads is not None
-    return {
-        "--served-model-name": options.served_model_name or s.profile.served_name,
-        "--max-model-len": s.context,
-        "--hf-overrides": _yarn(s.profile, s.context, s.install.release),
-        "--tensor-parallel-size": options.ranks if options.ranks > 1 else None,
-        "--quantization": options.quantization,
-        "--kv-cache-dtype": options.kv_cache_dtype,
-        "--enable-lora": options.enable_lora,
-        "--max-loras": options.max_loras,
-        "--max-lora-rank": options.max_lora_rank,
-        "--enable-prefix-caching": True,
-        "--enable-chunked-prefill": True,
-        "--max-num-batched-tokens": s.batched_tokens,
-        CLASS_FLAG: "forebay.proxy.vllm_scheduler.ForebayScheduler" if s.has_class else None,
-        CHUNK_FLAG: s.chunk or None,
-        POLICY_FLAG: s.policy,
-        "--max-num-seqs": s.seqs,
-        "--max-num-queued-reqs": 2 * s.seqs,
-        "--gpu-memory-utilization": None if s.kv_memory else options.gpu_memory_utilization,
-        "--kv-cache-memory-bytes": s.kv_memory,
-        "--enforce-eager": on_cpu,  # no torch.compile: starts in seconds, needs no compiler
-        # On few cores two spinning processes would be slow: the worker runs inside the engine.
-        "--distributed-executor-backend": "uni" if on_cpu else None,
-        "--enable-prompt-tokens-details": True,
-        "--enable-request-id-headers": True,
-        "--disable-uvicorn-access-log": True,
-        "--shutdown-timeout": options.drain or None,
-    }
-
-
-def _yarn(profile: Profile, context: int | None, release: tuple[int, int]) -> str | None:
-    """Return the overrides that stretch a model's own context, None if it is long enough."""
-    if not profile.native or (context or 0) <= profile.native:
-        return None
-    scaling: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": (context or 0) / YARN_BASE,
-        "original_max_position_embeddings": YARN_BASE,
-    }
-    section = "rope_scaling"
-    if release >= ROPE_PARAMETERS_SINCE:
-        section, scaling = "rope_parameters", {**scaling, "rope_theta": YARN_THETA}
-    return json.dumps({section: scaling, "max_position_embeddings": context})
-
-
-def _server(
-    s: Setting, shared: Sequence[str], name: str, gpus: Sequence[int], port: int
-) -> ServerPlan:
-    """Plan one server. Servers differ in GPU, port, log and sockets only."""
-    options = s.options
-    events: list[str] = []
-    ends = _endpoints(options, name, port) if options.kv_events else None
-    if ends is not None:
-        keys = ("enable_kv_cache_events", "publisher", "topic", "endpoint", "replay_endpoint")
-        values = dict(zip(keys, (True, "zmq", "kv-events", *ends), strict=True))
-        events = ["--kv-events-config", json.dumps(values)]
-    # vLLM binds an endpoint with a `*`. The proxy connects to this machine.
-    publish, replay = (end.replace("*", "127.0.0.1") for end in ends or ("", ""))
-    reached = "127.0.0.1" if options.host in ("0.0.0.0", "localhost") else options.host
-    reached = f"[{reached}]" if ":" in reached else reached
-    return ServerPlan(
-        name=name,
-        url=f"http://{reached}:{port}",
-        gpu=gpus[0] if gpus else None,
-        command=(
-            *(s.install.command, "serve", s.profile.repository),
-            *("--host", options.host, "--port", str(port), *shared, *events, *s.words),
-        ),
-        environment=_environment(s, name, gpus),
-        log=str(options.folder.resolve() / f"{name}.log"),
-        kv_events=publish or None,
-        kv_replay=replay or None,
+    """Find the facts (InputError: vLLM would reject an option, or the model does not fit)."""
+    words = _known_words(options, install)
+    own = read_flags(words)
+    # Sizes: the model's context, the budget of a step and the KV cache.
+    profile = find_profile(options.model)
+    context = _context(options, profile)
+    batched = min([GPU_BATCHED_TOKENS, *(gpu.memory.batched_tokens for gpu in gpus)])
+    batched = batched if gpus else CPU_BATCHED_TOKENS
+    kv_memory = options.kv_cache_memory_bytes or (None if gpus else CPU_KV_MEMORY)
+    tokens = None
+    if profile.model is not None and kv_memory is None:
+        tokens = _kv_tokens(options, profile.model, context, gpus, batched)
+    seqs = options.max_num_seqs or sequences(tokens)
+    # What follows from the user's words.
+    has_class = install.has_class and not install.lacks(CLASS_FLAG)
+    if CLASS_FLAG in own:
+        has_class = own[CLASS_FLAG].startswith("forebay.")
+    return FleetPlan(
+        options=options,
+        install=install,
+        profile=profile,
+        words=words,
+        context=context,
+        kv_memory=kv_memory,
+        kv_tokens=tokens,
+        seqs=seqs,
+        batched_tokens=max(batched, seqs),
+        chunk=_chunk(own.get(CHUNK_FLAG), has_class, profile.chunk if gpus else CPU_CHUNK, context),
+        policy=own.get(POLICY_FLAG) or "priority",
+        cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // servers),
+        has_class=has_class,
     )
 
 
-def _environment(s: Setting, name: str, gpus: Sequence[int]) -> dict[str, str]:
-    """Return the variables of the server `name` on `gpus`, empty on the CPU."""
-    root = os.environ.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "forebay" / "vllm"
-    variables = {"VLLM_CACHE_ROOT": f"{root}/{name}", "VLLM_NO_USAGE_STATS": "1"}
-    if gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    if s.options.on_this_machine:
-        variables["VLLM_HOST_IP"] = "127.0.0.1"
-    if s.cpu_threads is not None:
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the executor backend uni needs it
-        variables["OMP_NUM_THREADS"] = str(s.cpu_threads)
-    return variables
+def _known_words(options: FleetOptions, install: VllmInstall) -> tuple[str, ...]:
+    """Return the flags given after `--` (InputError: a flag that this vLLM lacks).
 
-
-def _endpoints(options: FleetOptions, name: str, port: int) -> tuple[str, str]:
-    """Return where a server publishes KV events and replays them.
-
-    A fleet that listens on the loopback only uses Unix sockets, because its proxy is on the same
-    machine.
+    A prefill threshold of 0 is vLLM's default, and is left out where vLLM has no such flag.
     """
-    if options.on_this_machine:
-        path = str(options.folder.resolve() / name)
-        if len(os.fsencode(f"{path}.events")) > SOCKET_PATH:
-            raise InputError(
-                f"--dir {options.folder}: too long a path for a Unix socket ({SOCKET_PATH} "
-                "bytes); give a shorter one, or --no-kv-events"
-            )
-        return f"ipc://{path}.events", f"ipc://{path}.replay"
-    if port + REPLAY_PORT > 65_535:
-        raise InputError(
-            f"--port {port}: KV events need ports {EVENTS_PORT} and {REPLAY_PORT} above it; give a "
-            "lower one, or --no-kv-events"
-        )
-    # vLLM binds only endpoints with a `*`, so every host that reaches the machine can connect.
-    return f"tcp://*:{port + EVENTS_PORT}", f"tcp://*:{port + REPLAY_PORT}"
+    words = tuple(options.vllm_args or ())
+    if options.kv_events and install.lacks("--kv-events-config"):
+        raise InputError("--kv-events-config: this vLLM has no such flag; give --no-kv-events")
+    if install.lacks(CHUNK_FLAG) and read_flags(words).get(CHUNK_FLAG) == "0":
+        first = next(n for n, word in enumerate(words) if CHUNK_FLAG in read_flags([word]))
+        words = words[:first] + words[first + (1 if "=" in words[first] else 2) :]
+    for name in read_flags(words):
+        if install.lacks(name):
+            raise lacks(name)
+    return words
+
+
+def _context(options: FleetOptions, profile: Profile) -> int | None:
+    length, longest = options.max_model_len, profile.context
+    if length is not None and longest is not None and length > longest:
+        raise InputError(f"--max-model-len {length}: {profile.repository} holds {longest:,} tokens")
+    return length or longest
+
+
+def _kv_tokens(
+    options: FleetOptions, model: str, context: int | None, gpus: Sequence[Gpu], batched: int
+) -> int:
+    """Return the tokens of the KV cache on the smallest GPU (InputError: the model does not fit).
+
+    The simulated engine has the same cache. Of its GPU, only the memory counts here.
+    """
+    smallest = min(gpus, key=lambda gpu: gpu.total_gib)
+    engine = EngineConfig(
+        model=model,
+        gpu=replace(H200_SXM, memory_gib=smallest.total_gib),
+        max_model_len=context,
+        max_num_batched_tokens=batched,
+        max_num_seqs=options.max_num_seqs or MOST_SEQS,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        **options.placement(),
+    )
+    return engine.kv_budget.pool_tokens(engine.context)
+
+
+def sequences(kv_tokens: int | None) -> int:
+    """Return --max-num-seqs: the power of two below the number of chats that fit the KV cache."""
+    if kv_tokens is None:
+        return USUAL_SEQS
+    power = 1 << max(0, (kv_tokens // CHAT_TOKENS).bit_length() - 1)
+    return min(MOST_SEQS, max(LEAST_SEQS, power))
+
+
+def _chunk(text: str | None, has_class: bool, usual: int, context: int | None) -> int:
+    """Return the prefill threshold: as given after `--`, else at most the context.
+
+    The scheduler class needs none. The proxy's configuration contains it too.
+    """
+    if text is None:
+        return 0 if has_class else min(usual, context or usual)
+    if not text.isascii() or not text.isdecimal():
+        raise InputError(f"{CHUNK_FLAG} {text}: give tokens, such as {usual}; 0: no limit")
+    if context is not None and int(text) > context:
+        raise InputError(f"{CHUNK_FLAG} {text}: a request holds {context:,} tokens at most")
+    return int(text)

@@ -7,8 +7,7 @@ import yaml
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.replay.fleet.plan import FleetPlan
-from forebay.replay.fleet.setting import CHAT_TOKENS
+from forebay.replay.fleet.plan import CHAT_TOKENS, FleetPlan
 from forebay.traces.errors import InputError
 
 HEADER = """\
@@ -33,27 +32,24 @@ def proxy_yaml(plan: FleetPlan, base: Path | None, *, kv_events: bool) -> str:
     Raises:
         InputError: where `base` is not a proxy configuration, or has backends.
     """
-    setting = plan.setting
-    backends = [
+    keys: list[dict[str, Any]] = [
         {
             "name": server.name,
             "url": server.url,
-            "max_concurrency": setting.seqs,
-            "scheduler": "forebay" if setting.has_class else None,
-            "long_prefill_token_threshold": setting.chunk or None,
-            "priority": setting.policy == "priority" or None,
+            "max_concurrency": plan.seqs,
+            "scheduler": "forebay" if plan.has_class else None,
+            "long_prefill_token_threshold": plan.chunk or None,
+            "priority": plan.policy == "priority" or None,
             "kv_events": server.kv_events if kv_events else None,
             "kv_replay": server.kv_replay if kv_events else None,
         }
         for server in plan.servers
     ]
-    backends = [
-        {key: value for key, value in backend.items() if value is not None} for backend in backends
-    ]
+    backends = [{key: value for key, value in all_.items() if value is not None} for all_ in keys]
     written: dict[str, Any] = {"backends": backends, "affinity": {"kv_tokens": "auto"}}
     user_keys = _read(base, backends) if base else {}
     if "buckets" not in user_keys:
-        written["buckets"] = _buckets(setting.context)
+        written["buckets"] = _buckets(plan.context)
     affinity = {**written["affinity"], **(user_keys.get("affinity") or {})}
     merged = {**written, **user_keys, "affinity": affinity}
     return HEADER + yaml.safe_dump(merged, sort_keys=False, allow_unicode=True, width=120)

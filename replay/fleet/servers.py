@@ -53,7 +53,7 @@ def start_fleet(plan: FleetPlan, proxy_yaml: str, report: Report) -> FleetState:
         StartFailed: a server ended, or was not healthy in time.
     """
     folder = plan.options.folder.resolve()  # `status` may be asked from another folder
-    model, version = plan.setting.profile.repository, plan.setting.install.version
+    model, version = plan.profile.repository, plan.install.version
     state = FleetState(model, version, str(folder / PROXY), plan.options.drain + END_S)
     create_state(folder, state)
     with ExitStack() as unless_up:

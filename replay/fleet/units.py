@@ -51,7 +51,7 @@ def _units(plan: FleetPlan) -> dict[str, str]:
     return {
         f"vllm-{server.name}.service": UNIT.format(
             name=server.name,
-            model=plan.setting.profile.repository,
+            model=plan.profile.repository,
             environment="\n".join(
                 f"Environment={_quoted(f'{name}={value}')}"
                 for name, value in server.environment.items()
@@ -91,15 +91,15 @@ def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any
         str(Path(server.environment["VLLM_CACHE_ROOT"]).parent),
         str(Path.home() / ".cache" / "huggingface"),
     }
-    if Path(plan.setting.profile.repository).is_dir():
-        folders.add(plan.setting.profile.repository)
+    if Path(plan.profile.repository).is_dir():
+        folders.add(plan.profile.repository)
     devices = {
         "driver": "nvidia",
         "device_ids": server.environment[VISIBLE].split(","),
         "capabilities": ["gpu"],
     }
     return {
-        "image": IMAGE.format(version=plan.setting.install.version.partition("+")[0]),
+        "image": IMAGE.format(version=plan.install.version.partition("+")[0]),
         "entrypoint": ["vllm", "serve"],
         "command": list(server.command[2:]),
         "environment": {**variables, "HF_HOME": str(Path.home() / ".cache" / "huggingface")},

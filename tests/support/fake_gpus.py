@@ -30,7 +30,7 @@ NOT_SIMULATED = ("--disable-uvicorn-access-log",)
 SMI = """\
 #!/bin/sh
 case "$*" in
-  *memory*) for gpu in {indexes}; do echo "$gpu, NVIDIA H200, 143771, 143000"; done ;;
+  *memory*) for gpu in {indexes}; do echo "$gpu, NVIDIA H200, 143771"; done ;;
   *) for gpu in {indexes}; do echo "$gpu, NVIDIA H200, 580.159.04"; done ;;
 esac
 """

@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +93,9 @@ def listed_flags(command: str) -> frozenset[str] | None:
     for --help. The answer takes about ten seconds.
     """
     for word in ("--help=all", "--help"):
-        names = flag_names(_FLAG.findall(_output(command, "serve", word) or ""))
-        if "--port" in names:
-            return frozenset(names)
+        flags = read_flags(_FLAG.findall(_output(command, "serve", word) or ""))
+        if "--port" in flags:
+            return frozenset(flags)
     return None
 
 
@@ -124,23 +124,18 @@ def _output(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def flag_value(words: Sequence[str], name: str) -> str | None:
-    """Return the value of the flag `name` in `words`: empty without a value, None if it is absent.
+def read_flags(words: Iterable[str]) -> dict[str, str]:
+    """Return the flags in `words`, named as `--max-num-seqs`, with their values.
 
-    The last occurrence counts, as for vLLM.
+    A flag without a value has an empty one. Of several values the last counts, as for vLLM.
     """
-    last = None
-    for word, after in zip(words, [*words, ""][1:], strict=True):
-        flag, written, value = word.partition("=")
-        if flag_names([flag]) == {name}:
-            last = value if written else after
-    return last
-
-
-def flag_names(words: Iterable[str]) -> set[str]:
-    """Return the names of the flags in `words` in the form `--max-num-seqs`."""
-    return {
-        "--" + word[2:].partition("=")[0].removeprefix("no-").replace("_", "-")
-        for word in words
-        if word.startswith("--")
-    }
+    flags: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word[2:].partition("=")
+            name = "--" + flag.removeprefix("no-").replace("_", "-")
+            flags[name] = value
+        elif name:
+            flags[name] = flags[name] or word
+    return flags

@@ -20,18 +20,18 @@ from forebay.replay.engine.hardware.specs import (
     ModelSpec,
 )
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
+from forebay.replay.fleet.commands import make_plan
 from forebay.replay.fleet.gpu.gpus import Gpu, choose_gpus, parse_gpus
 from forebay.replay.fleet.gpu.profiles import PROFILES, STEP_TARGET_S
 from forebay.replay.fleet.gpu.vllm_install import (
     VllmInstall,
     find_vllm,
-    flag_names,
     listed_flags,
+    read_flags,
 )
 from forebay.replay.fleet.options import FleetOptions
-from forebay.replay.fleet.plan import FleetPlan, make_plan
+from forebay.replay.fleet.plan import FleetPlan, sequences
 from forebay.replay.fleet.proxy_file import proxy_yaml
-from forebay.replay.fleet.setting import sequences
 from forebay.traces.errors import InputError
 
 H200 = (Gpu(0, "NVIDIA H200", 139.8), Gpu(1, "NVIDIA H200", 139.8))
@@ -78,14 +78,14 @@ def test_the_models_it_knows(
 @pytest.mark.parametrize("model", PROFILES)
 def test_the_page_says_what_is_planned(model: str) -> None:
     plan = plan_of(model)
-    numbers = (plan.setting.kv_tokens, plan.setting.seqs, plan.setting.chunk)
+    numbers = (plan.kv_tokens, plan.seqs, plan.chunk)
     page = (ROOT / "docs" / "how-to" / "vllm-servers.md").read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in page if line.startswith(f"| `{model}` |")]
-    assert row.split(" | ")[1] == plan.setting.profile.repository
+    assert row.split(" | ")[1] == plan.profile.repository
     assert row.removesuffix(" |").split(" | ")[3:] == [f"{number:,}" for number in numbers]
     (server, _) = plan.servers
     obvious = {"--host", "--port", "--served-model-name", "--max-model-len"}
-    for flag in (*flag_names(server.command) - obvious, *server.environment):
+    for flag in (*read_flags(server.command).keys() - obvious, *server.environment):
         assert any(f"`{flag}" in line for line in page), flag
 
 
@@ -121,7 +121,7 @@ def test_the_chunk_is_the_largest_whose_step_is_short(name: str, spec: ModelSpec
 def test_a_flag_that_this_vllm_has_not_is_left_out_and_said(version: str, lacks: set[str]) -> None:
     plan = plan_of(version=version)
     assert {*plan.left_out} == lacks
-    assert not lacks & flag_names(plan.servers[0].command)
+    assert not lacks & read_flags(plan.servers[0].command).keys()
     assert all(f"\n  {flag}\n" in plan.text() for flag in lacks)
 
 
@@ -140,7 +140,7 @@ def test_yarn_only_beyond_what_the_model_holds(version: str, section: str) -> No
 
 def test_a_model_that_it_does_not_know_gets_what_is_right_for_any() -> None:
     plan = plan_of("Qwen/Qwen2.5-7B-Instruct")
-    assert plan.setting.kv_tokens is None
+    assert plan.kv_tokens is None
     assert value(plan, "--max-num-seqs") == "64"
     assert "--max-model-len" not in plan.servers[0].command
     assert "--enable-prefix-caching" in plan.servers[0].command
@@ -150,7 +150,7 @@ def test_adapters_take_memory_and_their_flags_are_passed_on() -> None:
     plan = plan_of(enable_lora=True, max_loras=4, max_lora_rank=64)
     assert "--enable-lora" in plan.servers[0].command
     assert (value(plan, "--max-loras"), value(plan, "--max-lora-rank")) == ("4", "64")
-    tokens, fewer = plan_of().setting.kv_tokens, plan.setting.kv_tokens
+    tokens, fewer = plan_of().kv_tokens, plan.kv_tokens
     adapters = 4 * 4 * 92_356_608  # as vLLM allocates them, see test_memory_adapters
     assert tokens is not None
     assert fewer is not None
@@ -269,7 +269,7 @@ def test_gpus_as_nvidia_smi_lists_them() -> None:
 
 def listing(*but: str, **options: Any) -> FleetPlan:
     """The plan for a vLLM whose help lists all flags of the usual plan but those."""
-    listed = flag_names(plan_of().servers[0].command) | {"--scheduling-policy"}
+    listed = {*read_flags(plan_of().servers[0].command)} | {"--scheduling-policy"}
     install = VllmInstall("/x/vllm", "0.32.0", frozenset(listed - {*but}))
     wanted = FleetOptions(model="llama-3.1-8b", **options)
     return make_plan(wanted, install, H200, (8001, 8002))
@@ -344,7 +344,7 @@ def test_a_threshold_of_0_needs_no_flag(zero: tuple[str, ...]) -> None:
     plan = listing(flag, vllm_args=(*words, "--scheduling-policy", "fcfs"))
     assert plan.servers[0].command[-2:] == ("--scheduling-policy", "fcfs")
     assert not [word for word in plan.servers[0].command if word.startswith(flag)]
-    assert plan.setting.chunk == 0
+    assert plan.chunk == 0
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,9 @@ def test_a_vllm_that_is_too_old_is_said(tmp_path: Path) -> None:
         ("--model llama-3-8b --cpu --kv-cache-memory-bytes lots --dry-run", "such as 256M or 4G"),
         ("--model llama-3-8b --max-model-len 1 --dry-run", "give 2 tokens or more"),
         ("--model llama-3-8b --dry-run -- --port 3", "--port after `--`"),
-        ("--model llama-3-8b --dry-run -- -tp 2", "give --tensor-parallel-size before"),
-        ("--model llama-3-8b --dry-run -- -tp=2", "give --tensor-parallel-size before"),
-        ("--model llama-3-8b --dry-run -- -dp 2", "one server on each GPU; leave it out"),
+        ("--model llama-3-8b --dry-run -- -tp 2", "-tp after `--`"),
+        ("--model llama-3-8b --dry-run -- -tp=2", "give it before the `--`"),
+        ("--model llama-3-8b --dry-run --data-parallel-size 2", "leave it out"),
         ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold", "give tokens"),
         ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold -1", "give tokens"),
         ("--model llama-3-8b --dry-run -- --long-prefill-token-threshold=8193", "8,192 tokens"),
@@ -494,5 +494,5 @@ def test_a_folder_with_the_name_of_a_known_model_has_its_sizes(tmp_path: Path) -
     write_model(tmp_path / "Qwen2.5-14B-Instruct", ModelSize())
     plan = plan_of(str(tmp_path / "Qwen2.5-14B-Instruct"))
     assert plan.servers[0].command[2] == str(tmp_path / "Qwen2.5-14B-Instruct")
-    assert plan.setting.kv_tokens == plan_of("qwen2.5-14b").setting.kv_tokens
+    assert plan.kv_tokens == plan_of("qwen2.5-14b").kv_tokens
     assert value(plan, "--served-model-name") == "Qwen2.5-14B-Instruct"

@@ -12,10 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.replay.fleet.commands import make_plan
 from forebay.replay.fleet.gpu.gpus import Gpu
 from forebay.replay.fleet.gpu.vllm_install import VllmInstall
 from forebay.replay.fleet.options import FleetOptions
-from forebay.replay.fleet.plan import FleetPlan, make_plan
+from forebay.replay.fleet.plan import FleetPlan
 from forebay.replay.fleet.units import _quoted, write_units
 from forebay.traces.errors import InputError
 
