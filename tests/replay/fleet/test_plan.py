@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +48,6 @@ def value(plan: FleetPlan, flag: str, server: int = 0) -> str:
     return command[command.index(flag) + 1]
 
 
-# Tokens of KV cache as in the table of docs (fp16, 0.9 of an H200), a little more for fewer
-# sequences; requests of 5,000 tokens in it, rounded down to a power of two.
-@pytest.mark.parametrize(
-    ("model", "repository", "context", "chunk", "seqs"),
-    [
-        ("llama-3-8b", "meta-llama/Meta-Llama-3-8B-Instruct", 8_192, 2_048, 128),
-        ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", 131_072, 2_048, 128),
-        ("qwen2.5-14b", "Qwen/Qwen2.5-14B-Instruct", 131_072, 1_024, 64),
-        ("phi-3-mini-128k", "microsoft/Phi-3-mini-128k-instruct", 131_072, 2_048, 64),
-        ("me/Phi-3-mini-128k-instruct", "me/Phi-3-mini-128k-instruct", 131_072, 2_048, 64),
-    ],
-)
-def test_the_models_it_knows(
-    model: str, repository: str, context: int, chunk: int, seqs: int
-) -> None:
-    plan = plan_of(model)
-    assert plan.servers[0].command[:3] == ("/x/vllm", "serve", repository)
-    assert value(plan, "--max-model-len") == str(context)
-    assert value(plan, "--long-prefill-token-threshold") == str(chunk)
-    assert value(plan, "--max-num-seqs") == str(seqs)
-    assert value(plan, "--max-num-queued-reqs") == str(2 * seqs)
-    assert value(plan, "--served-model-name") == repository
-    assert [server.environment["CUDA_VISIBLE_DEVICES"] for server in plan.servers] == ["0", "1"]
-    assert [value(plan, "--port", n) for n in (0, 1)] == ["8001", "8002"]
-    named = [word for word in plan.servers[0].command if word.startswith("--")]
-    assert len(set(named)) == len(named)
-
-
 @pytest.mark.parametrize("model", PROFILES)
 def test_the_page_says_what_is_planned(model: str) -> None:
     plan = plan_of(model)
@@ -82,11 +55,37 @@ def test_the_page_says_what_is_planned(model: str) -> None:
     page = (ROOT / "docs" / "how-to" / "vllm-servers.md").read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in page if line.startswith(f"| `{model}` |")]
     assert row.split(" | ")[1] == plan.profile.repository
+    assert row.split(" | ")[2].split()[0] == f"{plan.context:,}"
     assert row.removesuffix(" |").split(" | ")[3:] == [f"{number:,}" for number in numbers]
     (server, _) = plan.servers
+    flags = read_flags(server.command)
+    assert server.command[:3] == ("/x/vllm", "serve", plan.profile.repository)
+    assert [int(flags[f"--{name}"]) for name in ("max-num-seqs", "max-num-queued-reqs")] == [
+        plan.seqs, 2 * plan.seqs,
+    ]  # fmt: skip
     obvious = {"--host", "--port", "--served-model-name", "--max-model-len"}
-    for flag in (*read_flags(server.command).keys() - obvious, *server.environment):
+    for flag in (*flags.keys() - obvious, *server.environment):
         assert any(f"`{flag}" in line for line in page), flag
+
+
+def test_servers_differ_in_gpu_and_port() -> None:
+    plan = plan_of()
+    assert [server.environment["CUDA_VISIBLE_DEVICES"] for server in plan.servers] == ["0", "1"]
+    assert [value(plan, "--port", n) for n in (0, 1)] == ["8001", "8002"]
+
+
+@pytest.mark.parametrize(
+    ("model", "repository", "name"),
+    [
+        ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("me/Meta-Llama-3-8B-Instruct", "me/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("me/Phi-3-mini-128k-instruct", "me/Phi-3-mini-128k-instruct", "phi-3-mini-128k"),
+    ],
+)
+def test_a_model_is_known_by_its_name(model: str, repository: str, name: str) -> None:
+    plan = plan_of(model)
+    assert plan.profile == replace(PROFILES[name], repository=repository)
+    assert value(plan, "--served-model-name") == repository
 
 
 @pytest.mark.parametrize(
@@ -165,41 +164,47 @@ def test_flags_after_the_dashes_win() -> None:
     assert "--enable-prefix-caching" not in plan.servers[0].command
 
 
+FOREBAYS = "forebay.proxy.vllm_scheduler.ForebayScheduler"
+CHUNK = "--long-prefill-token-threshold"
+
+
 @pytest.mark.parametrize(
-    ("words", "chunk"),
+    ("has_class", "own", "named", "chunk", "priority"),
     [
-        ((), 2_048),
-        (("--long-prefill-token-threshold", "512"), 512),
-        (("--long_prefill_token_threshold=512", "--enforce-eager"), 512),
-        (("--long-prefill-token-threshold=9", "--long-prefill-token-threshold", "0"), None),
-        (("--long-prefill-token-threshold-adaptive",), 2_048),
+        (False, [], None, 2_048, True),
+        (False, [CHUNK, "512"], None, 512, True),
+        (False, ["--long_prefill_token_threshold=512", "--enforce-eager"], None, 512, True),
+        (False, [f"{CHUNK}=9", CHUNK, "0"], None, None, True),
+        (False, [f"{CHUNK}-adaptive"], None, 2_048, True),
+        (False, ["--scheduling-policy", "fcfs"], None, 2_048, False),
+        (True, [], FOREBAYS, None, True),
+        (True, [CHUNK, "512"], FOREBAYS, 512, True),
+        (True, ["--scheduler-cls", "a.B"], "a.B", 2_048, True),
     ],
 )
-def test_the_proxy_reckons_with_the_chunk_that_vllm_is_given(
-    words: tuple[str, ...], chunk: int | None, tmp_path: Path
-) -> None:
-    plan = plan_of(vllm_args=words)
+def test_the_proxy_knows_how_its_servers_schedule(
+    tmp_path: Path, has_class: bool, own: list[str], named: str | None, chunk: int | None,
+    priority: bool,
+) -> None:  # fmt: skip
+    """The user's own flags go first. The scheduler class needs no threshold."""
+    installed = VllmInstall("/x/vllm", "0.32.0", has_class=has_class)
+    plan = make_plan(
+        FleetOptions(model="llama-3.1-8b", vllm_args=own), installed, H200, (8001, 8002)
+    )
+    flags = read_flags(plan.servers[0].command)
+    assert flags.get("--scheduler-cls") == named
+    assert int(flags.get(CHUNK) or 0) == (chunk or 0)
+    assert (flags["--scheduling-policy"] == "priority") == priority
+    for flag in ("--scheduler-cls", "--scheduling-policy", CHUNK):
+        assert plan.servers[0].command.count(flag) <= max(1, own.count(flag))
+    # The configuration that is written says the same.
     file = tmp_path / "proxy.yaml"
     file.write_text(proxy_yaml(plan, None, kv_events=False))
     config = load_config(file, {}, {})
     assert [b.long_prefill_token_threshold for b in config.backends] == [chunk] * 2
-    assert words or value(plan, "--long-prefill-token-threshold") == str(chunk)
-
-
-@pytest.mark.parametrize(
-    ("words", "policy"), [((), "priority"), (("--scheduling-policy", "fcfs"), "fcfs")]
-)
-def test_the_proxy_sets_priorities_where_the_servers_order_by_them(
-    words: tuple[str, ...], policy: str, tmp_path: Path
-) -> None:
-    plan = plan_of(vllm_args=words)
-    file = tmp_path / "proxy.yaml"
-    file.write_text(proxy_yaml(plan, None, kv_events=False))
-    config = load_config(file, {}, {})
-    assert [b.priority for b in config.backends] == [policy == "priority"] * 2
-    assert [spec.priority for spec in config.core_backends()] == [policy == "priority"] * 2
-    assert value(plan, "--scheduling-policy") == policy
-    assert plan.servers[0].command.count("--scheduling-policy") == 1
+    assert [b.priority for b in config.backends] == [priority] * 2
+    assert [spec.priority for spec in config.core_backends()] == [priority] * 2
+    assert file.read_text().count("scheduler: forebay\n") == 2 * (named == FOREBAYS)
 
 
 def test_events_stay_on_this_machine_unless_the_servers_do_not(tmp_path: Path) -> None:
@@ -310,33 +315,6 @@ def test_servers_get_the_scheduler_class_where_it_can_be_imported(
     assert (found.version, found.has_class) == (version, has_class)
 
 
-FOREBAYS = "forebay.proxy.vllm_scheduler.ForebayScheduler"
-
-
-@pytest.mark.parametrize(
-    ("own", "named", "chunk"),
-    [
-        ((), FOREBAYS, 0),
-        (("--long-prefill-token-threshold", "512"), FOREBAYS, 512),
-        (("--scheduler-cls", "a.B"), "a.B", 2_048),
-    ],
-)
-def test_the_scheduler_class_needs_no_threshold(
-    own: tuple[str, ...], named: str, chunk: int
-) -> None:
-    """A class of the user's own goes first, and the proxy is told of Forebay's."""
-    installed = VllmInstall("/x/vllm", "0.32.0", has_class=True)
-    wanted = FleetOptions(model="llama-3.1-8b", vllm_args=[*own])
-    plan = make_plan(wanted, installed, H200, (8001, 8002))
-    command = plan.servers[0].command
-    assert value(plan, "--scheduler-cls") == named
-    assert command.count("--scheduler-cls") == 1
-    assert command.count("--long-prefill-token-threshold") == (chunk > 0)
-    text = proxy_yaml(plan, None, kv_events=False)
-    assert text.count("scheduler: forebay\n") == 2 * (named == FOREBAYS)
-    assert text.count(f"long_prefill_token_threshold: {chunk}\n") == 2 * (chunk > 0)
-
-
 @pytest.mark.parametrize("zero", [("0",), ("=0",)])
 def test_a_threshold_of_0_needs_no_flag(zero: tuple[str, ...]) -> None:
     flag = "--long-prefill-token-threshold"
@@ -437,12 +415,6 @@ def test_bad_input_is_one_line(
     assert last.startswith("forebay fleet: ")
     assert says in last
     assert not out
-
-
-@pytest.mark.parametrize("word", ["up", "status", "down"])
-def test_help_shows_an_example(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fleet", word, "--help"]) == 0
-    assert f"forebay fleet {word}" in capsys.readouterr().out
 
 
 def test_a_dry_run_needs_neither_gpu_nor_vllm(
