@@ -117,7 +117,7 @@ def find_facts(
     profile = find_profile(options.model)
     context = _context(options, profile)
     batched = min([GPU_BATCHED_TOKENS, *(gpu.memory.batched_tokens for gpu in gpus)])
-    batched = batched if gpus else CPU_BATCHED_TOKENS
+    batched = max(batched if gpus else CPU_BATCHED_TOKENS, options.max_num_seqs or 0)
     kv_memory = options.kv_cache_memory_bytes or (None if gpus else CPU_KV_MEMORY)
     tokens = None
     if profile.model is not None and kv_memory is None:
@@ -136,7 +136,7 @@ def find_facts(
         kv_memory=kv_memory,
         kv_tokens=tokens,
         seqs=seqs,
-        batched_tokens=max(batched, seqs),
+        batched_tokens=batched,
         chunk=_chunk(own.get(CHUNK_FLAG), has_class, profile.chunk if gpus else CPU_CHUNK, context),
         policy=own.get(POLICY_FLAG) or "priority",
         cpu_threads=None if gpus else max(1, len(os.sched_getaffinity(0)) // servers),

@@ -74,10 +74,10 @@ def real_fleet(python: str, folder: Path) -> Iterator[Fleet]:
     words = (
         "--model", str(model), "--served-model-name", "tiny", "--cpu", "--servers", "2",
         "--port", "0", "--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", "384M",
-        "--vllm", str(Path(python).with_name("vllm")), "--cache-root", str(folder / "cache"),
+        "--vllm", str(Path(python).with_name("vllm")),
         "--start-timeout", "350", "--",
         "--load-format", "dummy", "--dtype", "bfloat16", "--block-size", str(BLOCK_SIZE),
     )  # fmt: skip
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with fleet_up(words, folder, **offline) as fleet:
+    with fleet_up(words, folder, VLLM_CACHE_ROOT=str(folder / "cache"), **offline) as fleet:
         yield fleet

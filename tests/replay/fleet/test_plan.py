@@ -249,6 +249,11 @@ def test_as_many_sequences_as_chats_fit(tokens: int, seqs: int) -> None:
     assert sequences(tokens) == seqs
 
 
+def test_a_step_has_a_token_for_each_sequence() -> None:
+    plan = plan_of(max_num_seqs=10_000)
+    assert value(plan, "--max-num-seqs") == value(plan, "--max-num-batched-tokens") == "10000"
+
+
 @pytest.mark.parametrize("text", ["256M", "20.5g", "2k", "17"])
 def test_bytes_are_passed_on_to_vllm(text: str) -> None:
     plan = plan_of(kv_cache_memory_bytes=text)
