@@ -122,16 +122,13 @@ class FleetOptions(PlacementFlags):
             raise InputError(
                 "--vllm-version goes with --dry-run or --compose; else the installed vLLM runs"
             )
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise InputError(f"--max-model-len {self.max_model_len}: give 2 tokens or more")
         size = self.kv_cache_memory_bytes
         if size is not None and not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+[kmg]|[kmgKMG]?)", size):
             raise InputError(f"--kv-cache-memory-bytes {size}: give bytes, such as 256M or 4G")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            share = f"{self.gpu_memory_utilization:g}"
-            raise InputError(f"--gpu-memory-utilization {share}: give a share in (0, 1], e.g. 0.9")
-        # The words after `--` are flags that have no option here.
-        words = self.vllm_args or []
+        self._check_words(self.vllm_args or [])
+
+    def _check_words(self, words: list[str]) -> None:
+        """Raise InputError for words after `--` that are no flags, or that have an option here."""
         if words and not words[0].startswith("-"):
             raise InputError(f"{words[0]}: only flags of `vllm serve` may follow `--`")
         for flag in (*read_flags(words), *(word.partition("=")[0] for word in words)):

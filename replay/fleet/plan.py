@@ -165,7 +165,7 @@ def _context(options: FleetOptions, profile: Profile) -> int | None:
     length, longest = options.max_model_len, profile.context
     if length is not None and longest is not None and length > longest:
         raise InputError(f"--max-model-len {length}: {profile.repository} holds {longest:,} tokens")
-    return length or longest
+    return longest if length is None else length
 
 
 def _kv_tokens(

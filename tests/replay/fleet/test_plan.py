@@ -389,7 +389,7 @@ def test_a_vllm_that_is_too_old_is_said(tmp_path: Path) -> None:
         ("--model qwen2.5-14b --gpu-memory-utilization 0.3 --dry-run", "KV cache holds"),
         ("--model llama-3-8b --gpu-memory-utilization 2 --dry-run", "a share in (0, 1]"),
         ("--model llama-3-8b --cpu --kv-cache-memory-bytes lots --dry-run", "such as 256M or 4G"),
-        ("--model llama-3-8b --max-model-len 1 --dry-run", "give 2 tokens or more"),
+        ("--model llama-3-8b --max-model-len 0 --dry-run", "a whole number of 1 or more"),
         ("--model llama-3-8b --dry-run -- --port 3", "--port after `--`"),
         ("--model llama-3-8b --dry-run -- -tp 2", "-tp after `--`"),
         ("--model llama-3-8b --dry-run -- -tp=2", "give it before the `--`"),
