@@ -75,7 +75,7 @@ def real_fleet(python: str, folder: Path) -> Iterator[Fleet]:
         "--model", str(model), "--served-model-name", "tiny", "--cpu", "--servers", "2",
         "--port", "0", "--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", "384M",
         "--vllm", str(Path(python).with_name("vllm")),
-        "--start-timeout", "350", "--",
+        "--start-timeout", "350", "--drain", "300", "--",
         "--load-format", "dummy", "--dtype", "bfloat16", "--block-size", str(BLOCK_SIZE),
     )  # fmt: skip
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
