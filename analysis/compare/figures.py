@@ -252,8 +252,12 @@ def backends(run: RunData) -> list[BackendRow]:
     table = []
     names = run.words["backend"]
     worked = set(names[~np.isnan(run.numbers["prompt_tokens"])].tolist())
-    listed = run.summary.get("prompt_tokens_per_backend")
-    idle = {printable(str(name)) for name in listed} if isinstance(listed, Mapping) else set()
+    recorded_tokens = run.summary.get("prompt_tokens_per_backend")
+    idle = (
+        {printable(str(name)) for name in recorded_tokens}
+        if isinstance(recorded_tokens, Mapping)
+        else set()
+    )
     for name in sorted((worked | idle) - {""}):
         rows = names == name
         tokens = float(finite(run.numbers["prompt_tokens"][rows]).sum())
