@@ -13,17 +13,12 @@ import pytest
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
-from forebay.analysis.compare.compare import (
-    Comparison,
-    ComparisonRow,
-    compare,
-    compare_all,
-    rows_of,
-)
+from forebay.analysis.compare.compare import Comparison, compare, compare_all, rows_of
 from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import backends, figures, imbalance, unanswered
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.compare.limits import broken, parse_limit
+from forebay.analysis.compare.lines import ComparisonRow
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command, verdict
 from forebay.proxy.command import run_command
@@ -267,8 +262,8 @@ class TestComparison:
     @pytest.mark.parametrize("count", [1, 2, 3])
     def test_a_row_of_a_table_has_a_value_for_each_run(self, tmp_path: Path, count: int) -> None:
         seconds = (1.0, 0.25, 2.0)[:count]
-        paths = [write_run(tmp_path / str(s), steady(1000, s)) for s in seconds]
-        rows = rows_of(compare_all(load_runs(paths)))
+        runs = load_runs([write_run(tmp_path / str(s), steady(1000, s)) for s in seconds])
+        rows = rows_of(compare_all(runs))
         by_key = {(row.heading, row.line.key): row for row in rows}
         assert by_key["chat", "ttft_p99"].values == [1.99 * s for s in seconds]
         assert len(by_key["all requests", "intended"].texts) == count
@@ -719,10 +714,6 @@ class TestCommand:
         out = capsys.readouterr().out
         assert "\x1b" not in out
         assert "[red]" in out
-
-    def test_help_shows_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run_command(compare_app, "compare", ["--help"]) == 0
-        assert "forebay compare runs/" in capsys.readouterr().out
 
 
 def test_numbers_written_by_the_replayer_are_understood(tmp_path: Path) -> None:

@@ -504,7 +504,3 @@ class TestCommand:
         assert told in err
         assert err.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
-
-    def test_help_shows_an_example(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run_command(report_app, "report", ["--help"]) == 0
-        assert "-o report.html" in capsys.readouterr().out
