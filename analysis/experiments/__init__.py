@@ -16,7 +16,7 @@ STUDIES = (
     "phases:Phases",
     "hol:Hol",
     "saturation:Saturation",
-    "shared_document:SharedDocument",
+    "shared_document:SharedDocumentStudy",
     "flood:Flood",
     "kv_study:KvCache",
     "memory:Memory",

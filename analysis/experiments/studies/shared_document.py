@@ -53,7 +53,7 @@ class KvUse:
 
 
 @dataclass(kw_only=True)
-class SharedDocument(Study):
+class SharedDocumentStudy(Study):
     """Many users, one document: TTFT cold and cached, hit ratio, and KV use.
 
     One user asks alone, then the others together, then one more alone. At last
@@ -115,14 +115,14 @@ class SharedDocument(Study):
     def requests(self) -> list[list[TraceRequest]]:
         """The requests of each phase. The last phase is about another document."""
         users = self.users
-        asked = documents.SharedDocument(
+        workload = documents.SharedDocument(
             users=users + 1,
             document_tokens=self.document_tokens,
             question_tokens=self.question_tokens,
             output_tokens=self.output_tokens,
             seed=self.seed,
         )
-        rows = list(documents.shared_document(asked))
+        rows = list(documents.shared_document(workload))
         others = [
             replace(
                 row,

@@ -84,15 +84,10 @@ def calibrate(
 
     Raises InputError when nothing is left to fit.
     """
-    first = fitted_count(len(points), hold_out)
-    points = [
-        replace(point, held_out=point.held_out or place >= first)
-        for place, point in enumerate(points)
-    ]
     # Impossible points must not move the constants, so they leave before the fit.
-    possible, rejected, doubts = _possible(points, model, gpu)
+    possible, rejected, doubts = _possible(_marked(points, hold_out), model, gpu)
     fitting = {point.line: work for point, work in possible if not point.held_out}
-    if not possible or not (fitting or hold_out == 1):
+    if not (possible if hold_out == 1 else fitting):
         reason = next((f"; {len(rejected)} were rejected: {why}" for why in rejected.values()), "")
         raise InputError(f"no point left to fit{reason}")
     measured_s = {point.line: point.seconds for point, _ in possible}
@@ -104,18 +99,21 @@ def calibrate(
             prior,
         )
 
-    # A few constants can meet few points: predict each point from a fit without it.
+    def left_out_error(line: int) -> float | None:
+        """Return the error of a point in a fit without it: a few constants can meet few points."""
+        if line not in fitting or len(fitting) == 1:
+            return None
+        without = fit_of({other: work for other, work in fitting.items() if other != line})
+        seconds = predicted_s(fitting[line], model, gpu, without.constants)
+        return seconds / measured_s[line] - 1
+
+    # Fit all points, then judge each.
     whole = fit_of(fitting)
-    left_out: dict[int, float] = {}
-    for line, work in fitting.items() if len(fitting) > 1 else ():
-        without = fit_of({other: steps for other, steps in fitting.items() if other != line})
-        seconds = predicted_s(work, model, gpu, without.constants)
-        left_out[line] = seconds / measured_s[line] - 1
     rows = []
     for point, work in possible:
         model_s = predicted_s(work, model, gpu, whole.constants)
         row = asdict(point) | {"model_s": model_s, "error": model_s / point.seconds - 1}
-        rows.append(row | {"left_out_error": left_out.get(point.line)})
+        rows.append(row | {"left_out_error": left_out_error(point.line)})
     checked = _checked(rows, whole)
     file = CalibrationFile(
         model.name, gpu.name, today.isoformat(), used, checked, whole.constants, whole.fitted,
@@ -124,6 +122,15 @@ def calibrate(
     return PointFit(
         file, whole, prior, tuple(point for point, _ in possible), rejected, tuple(doubts)
     )
+
+
+def _marked(points: Sequence[Point], hold_out: float) -> list[Point]:
+    """Return the points, of which the last ones are held out, too."""
+    first = fitted_count(len(points), hold_out)
+    return [
+        replace(point, held_out=point.held_out or place >= first)
+        for place, point in enumerate(points)
+    ]
 
 
 def _possible(

@@ -104,6 +104,7 @@ def parsed_rows(path: Path, parse: Callable[[SourceRow], Parsed]) -> list[Parsed
 
 
 def _point(row: SourceRow, batched_tokens: int) -> Point:
+    # Read the columns.
     for key in row.values:
         if key not in _FIELDS + _OTHER_NAMES:
             raise RowError(f"{key}: unknown column; known are {', '.join(_FIELDS)}")
@@ -121,6 +122,7 @@ def _point(row: SourceRow, batched_tokens: int) -> Point:
         note=row.text("note") or "",
         text=_flag(row, "text", default=True),
     )
+    # Refuse values that no measurement has.
     if point.kind not in KINDS:
         raise RowError(f"kind {point.kind}: give {', '.join(KINDS)}")
     if not point.seconds:

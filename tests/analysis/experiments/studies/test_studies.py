@@ -26,7 +26,7 @@ from forebay.analysis.experiments.studies.hol_fleet import THEIRS, HolFleet
 from forebay.analysis.experiments.studies.kv_study import KvCache
 from forebay.analysis.experiments.studies.needle import Needle
 from forebay.analysis.experiments.studies.saturation import Saturation
-from forebay.analysis.experiments.studies.shared_document import PHASES, SharedDocument
+from forebay.analysis.experiments.studies.shared_document import PHASES, SharedDocumentStudy
 from forebay.analysis.experiments.study import Study, numbers
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
 from forebay.analysis.experiments.target import StudyFailed, sim_config
@@ -269,13 +269,13 @@ def test_a_copy_for_each_user_is_growth() -> None:
     assert "KV use did not stay flat" in shared_document.kv_words(facts)
 
 
-def shared(users: int) -> SharedDocument:
+def shared(users: int) -> SharedDocumentStudy:
     options: dict[str, Any] = {
         "document_tokens": 20_000,
         "question_tokens": 64,
         "output_tokens": 32,
     }
-    return SharedDocument(targets=[PHI], out=Path("out"), users=users, apart=0.0, **options)
+    return SharedDocumentStudy(targets=[PHI], out=Path("out"), users=users, apart=0.0, **options)
 
 
 def test_a_cache_that_is_off_is_not_called_shared() -> None:
