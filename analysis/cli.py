@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
-from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import AsJson, Force, takes_options
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.command_line.options import AsJson, Force, takes_options
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.compare.compare import Comparison

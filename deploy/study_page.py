@@ -19,7 +19,7 @@ from statistics import median
 from forebay.analysis.compare.figures import figures
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.run import RunData
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SYSTEMS = {
     ("default", "direct"): "vLLM alone, default flags",

@@ -126,7 +126,7 @@ def run(words: list[str]) -> int:
         hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(COMMANDS)}"
         print(f"forebay: no command {words[0]!r}; {hint}", file=sys.stderr)
         return 2
-    from forebay.proxy.command import run_command
+    from forebay.traces.ground.command_line.command import run_command
 
     module, attribute = COMMANDS[words[0]][0].split(":")
     return run_command(getattr(import_module(module), attribute), words[0], words[1:])

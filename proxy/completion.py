@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.errors import InputError
 
 EXAMPLE = """Print a completion script for bash, zsh or fish.
 

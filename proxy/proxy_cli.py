@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_json, config_yaml, load_config
-from forebay.proxy.runtime.event_loop import (
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.event_loop import (
     STOP_SIGNALS,
     last_runner,
     on_signal,
     short_collections,
 )
-from forebay.traces.command_line.messages import talk
 
 if TYPE_CHECKING:
-    from forebay.proxy.telemetry.log_events import Say
+    from forebay.proxy.log_events import Say
 
 EXAMPLE = """The load-shaping proxy in front of OpenAI-compatible vLLM servers.
 
@@ -102,7 +102,7 @@ def _load(path: Path | None, overrides: dict[str, Any], worker: str | None) -> C
     config = load_config(path, overrides, os.environ)
     if worker is None:
         return config
-    from forebay.proxy.share.worker import with_own_files
+    from forebay.proxy.workers.worker import with_own_files
 
     return with_own_files(config, worker)
 
@@ -111,9 +111,9 @@ def _serve_with_workers(
     config: Config, load: Callable[[], Config], count: int, context: typer.Context
 ) -> int:
     from forebay.proxy.api.cache_salt import share_cache_secret
-    from forebay.proxy.share.serve_workers import serve_with_workers
-    from forebay.proxy.share.worker import words_of
     from forebay.proxy.telemetry.logs.access_log import configure_logs, say
+    from forebay.proxy.workers.serve_workers import serve_with_workers
+    from forebay.proxy.workers.worker import words_of
 
     configure_logs(config.logs)
     share_cache_secret(os.environ)  # workers must salt the prompts of a tenant alike
@@ -133,10 +133,10 @@ async def serve(
         worker: the `--worker` option of a process of `--workers`.
     """
     from forebay.proxy.config.advice import advise
+    from forebay.proxy.log_events import LogEvent
     from forebay.proxy.runtime import systemd
     from forebay.proxy.runtime.memory import keep_large_apart
     from forebay.proxy.serve import start_proxy
-    from forebay.proxy.telemetry.log_events import LogEvent
     from forebay.proxy.telemetry.logs.access_log import configure_logs, say
 
     # A worker reports to its parent, through a link that is also its link to the other workers.
@@ -144,7 +144,7 @@ async def serve(
     keep_large_apart()
     link = None
     if worker:
-        from forebay.proxy.share.worker import worker_link
+        from forebay.proxy.workers.worker import worker_link
 
         link = worker_link(worker)
     links = [link] if link else []
@@ -181,7 +181,7 @@ async def serve(
 
 def _end_alone(stop: Callable[[], None], say: "Say") -> None:
     """End a worker whose parent has ended: it cannot be reloaded any more, and holds the port."""
-    from forebay.proxy.telemetry.log_events import LogEvent
+    from forebay.proxy.log_events import LogEvent
 
     say(LogEvent.PARENT_ENDED, "the parent of --workers has ended: this worker ends, too")
     stop()

@@ -17,12 +17,12 @@ from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.diff import Changes, changes
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import BackendSpec
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.routing import live_options
 from forebay.proxy.runtime import systemd
 from forebay.proxy.security.guards import LoadedSecurity
 from forebay.proxy.services import Services
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 Result = Literal["applied", "partly", "unchanged", "failed"]
 RELOADS: dict[Result, LogEvent] = {

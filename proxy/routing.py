@@ -9,8 +9,8 @@ from forebay.proxy.config.routes import CheckedRoute
 from forebay.proxy.config.schema import Config, ShaperOptions
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
-from forebay.proxy.telemetry.log_events import LogEvent, Say, SparseLines
-from forebay.traces.errors import InputError
+from forebay.proxy.log_events import LogEvent, Say, SparseLines
+from forebay.traces.ground.errors import InputError
 
 __all__ = ["Engine", "GuardedRoute", "Request", "live_options"]
 

@@ -23,17 +23,17 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.server.handover import stop_listening
 from forebay.proxy.http1.server.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server.server import HttpServer
+from forebay.proxy.log_events import Say
 from forebay.proxy.reload import Reloader
 from forebay.proxy.runtime.load_shedding import Protection
 from forebay.proxy.security.guards import Security
 from forebay.proxy.services import Services
 from forebay.proxy.share.exchange import Link, PeerExchange
-from forebay.proxy.telemetry.log_events import Say
 from forebay.proxy.telemetry.logs.access_log import InternalErrors
 from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.recent_events import RecentEvents
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
 # Time to write error events after a drain that took too long. Clients that neither send nor read

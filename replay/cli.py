@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.replay.plan.keys import read_keys
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import say
@@ -17,9 +16,10 @@ from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
-from forebay.traces.buckets import parse_buckets
-from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import (
+from forebay.traces.ground.buckets import parse_buckets
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import print_json
+from forebay.traces.ground.command_line.options import (
     BUCKETS,
     AsJson,
     Buckets,
@@ -27,7 +27,7 @@ from forebay.traces.command_line.options import (
     TraceArgument,
     takes_options,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 EXAMPLE = """Replay a trace at a set arrival rate and measure every answer.
 

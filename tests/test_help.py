@@ -14,7 +14,7 @@ import typer
 
 from forebay.proxy.cli import COMMANDS, main
 from forebay.proxy.completion import candidates
-from forebay.traces.command_line.messages import talk
+from forebay.traces.ground.command_line.messages import talk
 
 WIDTH = 80
 

@@ -232,6 +232,6 @@ def test_a_machine_without_shared_memory_gets_one_line(
 
 @pytest.mark.parametrize("given", ["3m", "180", "180s"])
 def test_a_time_may_have_a_unit(given: str) -> None:
-    from forebay.traces.command_line.options import time_option
+    from forebay.traces.ground.command_line.options import time_option
 
     assert time_option(given) == 180.0

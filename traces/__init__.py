@@ -1,13 +1,12 @@
 """Requests as records: read, edit, make and write traces. This package imports no other of Forebay.
 
-On top are the modules that all rooms share: `schema` (the record of a request), `errors` (bad
-input), `rows` (a row of another tool's table), `text` (prompts from block ids), `tokens`
-(counters), `tokenizer_file` (a model's own vocabulary), `buckets` (length buckets), `decoders`
-(gzip and zstd) and `whole_file` (files that appear when they are complete).
+On top are the modules that its rooms share: `errors` and `schema` (public paths into `ground`),
+`rows` (a row of another tool's table), `text` (prompts from block ids), `tokens` (counters),
+`tokenizer_file` (a model's own vocabulary).
 
 The rooms, each of which may import those above it in this list:
 
-- `command_line`: help, options and messages of the commands of all four packages.
+- `ground`: what all four packages share. The proxy imports nothing else of this package.
 - `reading`: files as streams of rows and requests.
 - `formats`: the trace formats, each a line of a table and a function.
 - `edit`: changes to a trace on its way through a pipe, descriptions and exports.

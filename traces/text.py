@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 BYTES_PER_TOKEN = 4
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     import tiktoken

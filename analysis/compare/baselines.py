@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 FOLDER = Path("baselines")
 RUN_FILES = ("summary.json", "run.json", "requests.parquet")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from forebay.analysis.compare.figures import TOKENS, backends, busy_s, good_rows, recorded_slos
 from forebay.analysis.runs.run import RunData
 from forebay.replay.plan.slo import Slo
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 MILLION = 1e6
 HOUR_S = 3_600.0

@@ -15,8 +15,8 @@ from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.lines import LATENCY_LABELS, THROUGHPUT, Unit, figure_of
 from forebay.analysis.statistics.quantiles import SHARES
 from forebay.analysis.statistics.units import FORMATS
-from forebay.traces.command_line.quantities import seconds
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
 
 SESSION = "session"  # `session.e2e_p50` counts whole tasks in all buckets
 OTHERS: dict[str, Unit] = {

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
-from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import AsJson, EngineGpu, EngineModel, Force, a_time
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.command_line.options import AsJson, EngineGpu, EngineModel, Force, a_time
 
 if TYPE_CHECKING:
     from forebay.analysis.demo.processes import Engines
-    from forebay.traces.schema import TraceRequest
+    from forebay.traces.ground.schema import TraceRequest
 
 EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
 through the proxy. Prints a table and writes an HTML report.
@@ -34,7 +34,7 @@ def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
     """Raise InputError if both runs and `files` cannot be written to `out`. Creates nothing."""
     from forebay.analysis.demo.side_by_side import DIRECT, PROXIED
     from forebay.replay.results.folder import check_folder
-    from forebay.traces.errors import InputError
+    from forebay.traces.ground.errors import InputError
 
     for file in files:
         if file.is_dir():

@@ -10,8 +10,8 @@ from forebay.replay.plan.slo import default_slos
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.sweep import SweepCase, run_case
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.schema import TraceRequest
 
 ROUTERS = {
     "round-robin": DIRECT,

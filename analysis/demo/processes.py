@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from forebay.traces.errors import InputError
-from forebay.traces.whole_file import whole_file
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.whole_file import whole_file
 
 READY_S = 60.0
 STOP_S = 10.0

@@ -13,8 +13,8 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import check_folder, make_folder
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import Stop
-from forebay.traces.command_line.messages import talk
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.schema import TraceRequest
 
 DIRECT, PROXIED = "round-robin", "forebay"
 

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from forebay.analysis.experiments import STUDIES
 from forebay.analysis.experiments.study import command
-from forebay.proxy.command import new_app
+from forebay.traces.ground.command_line.command import new_app
 
 HELP = """Studies of one server or a whole service. Each writes results.json,
 results.csv, results.md and plot.svg.

@@ -23,7 +23,7 @@ from forebay.replay.results.folder import TABLE
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import replay
 from forebay.replay.send.http.client import Client
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 MOST_LAG_S = 0.1  # with more lag of a simulated engine, the figures measure this machine
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from forebay.analysis.experiments.systems import Seen
 from forebay.replay.plan.slo import Slo, meets
 from forebay.replay.results.summary import LEAST_BEYOND
-from forebay.traces.buckets import bucket_of
+from forebay.traces.ground.buckets import bucket_of
 
 
 def percentile(values: Iterable[float | None], percent: float) -> float | None:

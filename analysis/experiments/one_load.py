@@ -9,7 +9,7 @@ from typing import Any
 from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.load_stats import percentile, ttfts
 from forebay.analysis.experiments.systems import PlayedLoad, Way
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times
 
 ROUNDS = 5  # requests of a level per request in flight, at least

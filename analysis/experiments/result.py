@@ -13,9 +13,9 @@ from typing import Any
 
 from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratios, shares
 from forebay.replay.results.folder import make_folder
-from forebay.traces.command_line.messages import talk
-from forebay.traces.errors import InputError
-from forebay.traces.whole_file import whole_file
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.whole_file import whole_file
 
 FILES = ("results.json", "results.csv", "results.md", "plot.svg")
 RUNS = "runs"  # subfolder with the replayed runs of a target given by URL

@@ -13,7 +13,7 @@ from forebay.analysis.experiments.study import Batched, Study, integers
 from forebay.analysis.experiments.target import Ask, MeasuredAnswer, StudyFailed, StudyTarget
 from forebay.replay.engine.timing.roofline import bound_by, least
 from forebay.replay.engine.timing.step_time import StepWork
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 LEAST_LENGTHS = 3  # the curve of a prefill has three terms
 

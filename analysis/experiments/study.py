@@ -25,10 +25,10 @@ from forebay.analysis.experiments.target import (
     open_target,
     sim_config,
 )
-from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.replay.engine.config import EngineConfig
-from forebay.traces.command_line.options import AsJson, Force
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import AsJson, Force
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import fast_runner
 
 SECRET = "api_key"
 MOST_TIME_SCALE = 1e6  # the bound of a replay

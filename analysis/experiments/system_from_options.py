@@ -7,7 +7,7 @@ from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, SimWay, Way, sim_ways
 from forebay.analysis.experiments.target import SIM
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 TARGET = "target"
 

@@ -18,7 +18,7 @@ from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.engine.stepping import SteppingEngine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import DIRECT, Scenario, check_lengths
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 IN_TURN, PROXY = "round robin", "proxy"
 APART_S = 600.0  # between the starts of phases; waiting costs nothing in virtual time

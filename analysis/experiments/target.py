@@ -26,8 +26,8 @@ from forebay.replay.send.bodies import RequestStyle, body_slices
 from forebay.replay.send.http.client import Client
 from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
 from forebay.replay.send.http.measure import Latency, OutputEvents, measure
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 SIM = "sim:"
 FIRST_TOKEN_S, STALL_S = 600.0, 120.0

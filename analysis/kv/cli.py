@@ -15,11 +15,11 @@ from forebay.analysis.kv.plan import (
     make_plan,
     parse_lengths,
 )
-from forebay.proxy.command import new_app
 from forebay.replay.engine.placement import check_block_size
-from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import AsJson, given_options, takes_options
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import print_json
+from forebay.traces.ground.command_line.options import AsJson, given_options, takes_options
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.kv.verify import CacheCheck

@@ -23,7 +23,7 @@ from forebay.replay.engine.hardware.memory import (
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.replay.engine.placement import check_kv_dtype, check_parallel, served_model
 from forebay.replay.engine.vllm_versions import NEWEST
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 USUAL_LENGTHS = (8192, 32_768, 131_072)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 # From the start of a row of digits only: else each place in a long row, as in a trace, is tried.
 _NUMBER = r"(?<![\d,])(-?\d[\d,]*(?:\.\d+)?)"

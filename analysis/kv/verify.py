@@ -9,7 +9,7 @@ from forebay.analysis.kv.plan import Choices, Plan, choose_gpu, choose_model, ma
 from forebay.analysis.kv.start_log import StartLog, parse_start_log
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory
 from forebay.replay.engine.hardware.specs import GIB
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 _ROUNDING_GIB = 0.005
 """vLLM logs GiB to two decimals."""

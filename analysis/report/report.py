@@ -38,8 +38,8 @@ from forebay.analysis.statistics.units import (
     shares,
 )
 from forebay.replay.plan.slo import Slo
-from forebay.traces.errors import InputError
-from forebay.traces.whole_file import whole_file
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.whole_file import whole_file
 
 TOGETHER = 2  # runs whose dots share one plot over time
 MAX_RUNS = 10  # the page has as many colours that are easy to distinguish

@@ -18,7 +18,7 @@ import orjson
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.otlp import export_otlp
 from forebay.analysis.runs.run import RunData
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 GROUP = "forebay.exporters"
 US_IN_MS = 1_000.0
@@ -70,7 +70,7 @@ def export_hgrm(run: Path, out: BinaryIO, tag: str) -> None:
 
     A tag without a bucket, such as `ttft_response`, adds up all buckets.
     """
-    from forebay.proxy.telemetry.hlog import add_into, new_histogram, read_hlog
+    from forebay.traces.ground.hlog import add_into, new_histogram, read_hlog
 
     load_run(run)
     logs = read_hlog(run / "latency.hlog")

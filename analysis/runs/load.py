@@ -24,7 +24,7 @@ from forebay.analysis.runs.run import (
 from forebay.analysis.runs.window import Cut, cut_run
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 HISTOGRAMS = (".hlog", ".hgrm")
 

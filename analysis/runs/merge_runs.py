@@ -26,7 +26,7 @@ from forebay.replay.results.merge import merge_parts
 from forebay.replay.results.recorder import interval_s
 from forebay.replay.results.row import Row
 from forebay.replay.results.summary import RunTotals
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 MAY_DIFFER = ("seed",)
 AGREE = (*(label for label in MUST_AGREE if label not in MAY_DIFFER), "targets")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
-from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
-from forebay.traces.errors import InputError
 from forebay.traces.formats import FOREBAY, MeasuredRequest, TraceFormat, detect, formats
 from forebay.traces.formats.totals import refuse_without_requests
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS, bucket_of
+from forebay.traces.ground.errors import InputError
 from forebay.traces.rows import SHAPE_ERRORS, NotARequestError, RowError, shape_error
 
 FROM_SENDING = "times count from when a request was sent, not from when it was due"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forebay.analysis.runs.load import load_run
-from forebay.proxy.config.redaction import without_user_info
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.redaction import without_user_info
 
 TIMEOUT_S = 10
 

@@ -15,7 +15,7 @@ from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket, named_bucket
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS, LengthBucket, named_bucket
 
 KEYS = ("arrivals", "rate_per_s", "speed", "duration_s", "time_scale", "endpoint", "too_long",
         "seed", "model", "salt", "max_model_len", "warmup", "max_in_flight")  # fmt: skip

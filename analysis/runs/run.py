@@ -16,7 +16,7 @@ from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.tasks import TaskTimes, seconds_of_each
 from forebay.replay.results.summary import is_firm
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 NUMBERS = (
     "input_tokens",

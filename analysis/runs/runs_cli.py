@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
-from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import AsJson, Force, Output
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.command_line.options import AsJson, Force, Output
+from forebay.traces.ground.errors import InputError
 
 HELP = """Merged runs, runs in the formats of other tools, and scores of their answers.
 
@@ -72,7 +72,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     from forebay.analysis.runs.exporters import exporters
-    from forebay.traces.whole_file import refuse_existing, whole_file
+    from forebay.traces.ground.whole_file import refuse_existing, whole_file
 
     formats = exporters()
     if format_name not in formats:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from forebay.analysis.runs.run import RunData
-from forebay.traces.command_line.quantities import seconds
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
 
 OF_TOKENS = ("itl_ms", "icl_ms")
 KEPT = ("verdict", "verdict_reason", "slos", "warnings", "ended", "buckets")

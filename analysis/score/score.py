@@ -15,9 +15,9 @@ import orjson
 
 from forebay.analysis.score.answer_metrics import METRICS, PAIRWISE, rouge
 from forebay.replay.results.folder import ANSWERS, RUN, TABLE
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.whole_file import answers_path
 from forebay.traces.synth.prompts.needle import NeedleAnswer
-from forebay.traces.whole_file import answers_path
 
 RANDOM_WEIGHTS = (
     "the scores mean nothing: the server says that its model has random weights (as the simulated "

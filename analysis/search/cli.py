@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import ModelFlags
-from forebay.traces.command_line.options import (
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.options import (
     BUCKETS,
     ApiKey,
     AsJson,
@@ -22,14 +22,14 @@ from forebay.traces.command_line.options import (
     same_named,
     takes_options,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.search.result import SearchResult
     from forebay.analysis.search.search import SearchQuestion
     from forebay.analysis.search.trial import TrialMaker
     from forebay.replay.plan.slo import Slo
-    from forebay.traces.schema import TraceRequest
+    from forebay.traces.ground.schema import TraceRequest
 
 EXAMPLE = """Find the highest load that meets the targets, with 95 % confidence.
 
@@ -132,7 +132,7 @@ class SearchArguments(TrafficOptions):
     def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
         from forebay.analysis.search.search import SearchQuestion, least_part_s, users_per_load
         from forebay.replay.plan.schedule import parse_arrivals
-        from forebay.traces.buckets import bucket_of, parse_buckets
+        from forebay.traces.ground.buckets import bucket_of, parse_buckets
 
         span_s = rows[-1].arrival_s - rows[0].arrival_s
         start = self.start or ((len(rows) - 1) / span_s if span_s > 0 else None)
@@ -171,8 +171,8 @@ class SearchArguments(TrafficOptions):
         self, rows: "list[TraceRequest]", start: float, least_s: float
     ) -> "list[TraceRequest]":
         """Repeat the sessions of a trace that is over before a part is."""
-        from forebay.traces.command_line.messages import talk
         from forebay.traces.edit.edit import repeated
+        from forebay.traces.ground.command_line.messages import talk
 
         needed = min(MOST_REPEATED, int(REACH * start * least_s) + 1)
         if len(rows) >= needed:
@@ -205,7 +205,7 @@ class SearchArguments(TrafficOptions):
         from forebay.replay.plan.options import ReplayOptions
         from forebay.replay.plan.schedule import parse_arrivals
         from forebay.replay.sim.scenario import Scenario
-        from forebay.traces.buckets import parse_buckets
+        from forebay.traces.ground.buckets import parse_buckets
 
         # A target `sim:MODEL` is simulated in this process.
         arrivals = parse_arrivals(self.arrivals)
@@ -232,7 +232,7 @@ class SearchArguments(TrafficOptions):
 
     def slos(self) -> "tuple[Slo, ...]":
         from forebay.replay.plan.slo import default_slos, parse_slos
-        from forebay.traces.buckets import parse_buckets
+        from forebay.traces.ground.buckets import parse_buckets
 
         buckets = parse_buckets(self.buckets)
         if self.slo is None:
@@ -266,7 +266,7 @@ def search_command(arguments: SearchArguments, flags: ModelFlags) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
     from forebay.replay.plan.source import TraceSource
-    from forebay.traces.command_line.messages import talk
+    from forebay.traces.ground.command_line.messages import talk
 
     arguments.check()
     if flags.of_model() and not arguments.simulated:
@@ -293,7 +293,7 @@ def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
     from rich.console import Console
 
     from forebay.analysis.search.result import curve_plot, curve_table
-    from forebay.traces.whole_file import whole_file
+    from forebay.traces.ground.whole_file import whole_file
 
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     # The folder gets the result even if a terminal shows it too.

@@ -24,9 +24,9 @@ from forebay.analysis.search.evidence import (
 )
 from forebay.analysis.search.trial import TrialMaker, TrialRow
 from forebay.replay.plan.slo import SESSION, Slo
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
-from forebay.traces.whole_file import whole_file
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import whole_file
 
 TRIALS, QUESTION = "trials.jsonl", "search.json"
 WIDEST = 1024.0

@@ -23,8 +23,8 @@ from forebay.replay.send.fast_loop import run_on_fast_loop
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.replay.sim.summary import Table
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.command_line.messages import talk
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.schema import TraceRequest
 
 Words = NDArray[np.object_]
 COLUMNS = {  # of a run, by metric

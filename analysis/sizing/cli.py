@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
-from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import ModelFlags
-from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import takes_options
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.command_line.options import takes_options
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
 engines under the traffic of that many users. The answer holds for the worst of at least 3 seeds.
@@ -110,7 +110,7 @@ def _encoded(data: dict[str, Any]) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     from forebay.replay.results.folder import make_folder
-    from forebay.traces.whole_file import whole_file
+    from forebay.traces.ground.whole_file import whole_file
 
     make_folder(path.parent)
     with whole_file(path) as file:

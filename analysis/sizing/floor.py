@@ -21,8 +21,8 @@ from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import run_alone
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.errors import InputError
-from forebay.traces.schema import BLOCK_TOKENS
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

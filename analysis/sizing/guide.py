@@ -18,7 +18,7 @@ from forebay.analysis.statistics.units import numbered
 from forebay.proxy.config.backends import BackendConfig
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.synth.lengths import Fixed
 
 BEYOND = 20

@@ -20,7 +20,7 @@ from forebay.analysis.statistics.units import NONE
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.summary import Table
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from forebay.replay.engine.flags import (
     MaxNumSeqs,
     ModelFlags,
 )
-from forebay.traces.command_line.options import AsJson, Force
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import AsJson, Force
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.sizing.workload import Users

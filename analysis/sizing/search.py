@@ -14,8 +14,8 @@ from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import Users
 from forebay.analysis.statistics.units import numbered
 from forebay.replay.sim.scenario import Enough, Scenario, simulate
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

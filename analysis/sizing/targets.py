@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from forebay.analysis.sizing.workload import CLASSES, Users
 from forebay.replay.plan.slo import METRICS, parse_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
 
 DEFAULT_SLO = ",".join(
     [

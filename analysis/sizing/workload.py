@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from random import Random
 
-from forebay.traces.errors import InputError
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
 from forebay.traces.synth.popularity import Zipf
 

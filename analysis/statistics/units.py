@@ -7,7 +7,7 @@ computed here.
 import math
 from collections.abc import Sequence
 
-from forebay.traces.command_line.messages import printable as printable
+from forebay.traces.ground.command_line.messages import printable as printable
 
 NONE = "–"
 NEVER = "never"

@@ -22,7 +22,7 @@ from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 FlagValue = int | str | None
 AXES: dict[str, tuple[FlagValue, ...]] = {

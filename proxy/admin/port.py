@@ -24,7 +24,7 @@ from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.reload import Reloader
 from forebay.proxy.services import Services
-from forebay.traces.command_line.messages import shortlist
+from forebay.traces.ground.command_line.messages import shortlist
 
 ALLOW = {  # the methods of each path
     **dict.fromkeys(("/", "/metrics", "/status", "/history", "/requests", "/backends"), "GET"),

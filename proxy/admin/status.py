@@ -13,7 +13,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.reload import Reloader
 from forebay.proxy.services import Services
-from forebay.traces.command_line.messages import SHOWN
+from forebay.traces.ground.command_line.messages import SHOWN
 
 VERSIONS = {
     "forebay": version("forebay"),

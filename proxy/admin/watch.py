@@ -19,10 +19,10 @@ from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.diagnose.checks import CHECKS, examine
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.reload import Reloader
 from forebay.proxy.services import Services
-from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.traces.command_line.messages import all_printable
+from forebay.traces.ground.command_line.messages import all_printable
 
 EVERY_S = 30.0
 WINDOW = 2  # looks: the findings are about the last minute

@@ -21,7 +21,7 @@ from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.backends.salt_support import FIELD as SALT
 from forebay.proxy.core.model import CLASSES, Request, ServiceClass
 from forebay.proxy.http1.errors import ApiError, invalid_type
-from forebay.traces.command_line.quantities import seconds
+from forebay.traces.ground.command_line.quantities import seconds
 
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request

@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from hmac import digest as hmac_digest
 from secrets import token_bytes, token_hex
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
 LEAST_SECRET = 16  # characters

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from forebay.proxy.config.backends import BackendConfig, lanes
 from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.client.dns_cache import HostName
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 LOOK_UP_S = 5.0  # at most, until an answer; a later one counts at the next look-up
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from forebay.proxy.backends.retries import Retry
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import ApiError, retry_headers, upstream_error
-from forebay.proxy.http1.sse import read_object
-from forebay.proxy.telemetry.log_events import LogEvent, Say, SparseLines
+from forebay.proxy.log_events import LogEvent, Say, SparseLines
+from forebay.traces.ground.sse import read_object
 
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it

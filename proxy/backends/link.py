@@ -11,7 +11,7 @@ from forebay.proxy.core.health import NONE, State, Transition
 from forebay.proxy.core.model import serves
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client.client import Origin
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 MOST_LEARNED = 64  # models of one backend that it serves without naming them
 STATE_EVENTS: dict[State, LogEvent] = {

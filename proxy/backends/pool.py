@@ -33,7 +33,7 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client.backend_errors import LostConnection
 from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.http1.client.connection import UpstreamResponse
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 STALE_WITHIN_S = 0.5  # a kept connection that is lost so soon was closed while idle
 GRAY_EVERY_S = 0.5  # between two looks for backends that are slow

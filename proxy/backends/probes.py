@@ -30,7 +30,7 @@ from forebay.proxy.http1.client.backend_errors import (
 from forebay.proxy.http1.client.client import NO_HEADERS, read_all
 from forebay.proxy.http1.client.patience import Patience
 from forebay.proxy.http1.client.shared_gets import SharedGets
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again

@@ -11,8 +11,8 @@ import orjson
 
 from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.config.paths import ENGINE, FORMS, MESSAGES, SHAPED
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.command_line.messages import shortlist
+from forebay.proxy.log_events import LogEvent, Say
+from forebay.traces.ground.command_line.messages import shortlist
 
 OPENAPI: Final = "/openapi.json"
 FIELD: Final = "cache_salt"

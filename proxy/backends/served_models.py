@@ -7,8 +7,8 @@ from forebay.proxy.backends.link import BackendLink, any_up
 from forebay.proxy.backends.models import Models
 from forebay.proxy.core.health import Health
 from forebay.proxy.driver import Driver
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.command_line.messages import shortlist
+from forebay.proxy.log_events import LogEvent, Say
+from forebay.traces.ground.command_line.messages import shortlist
 
 NEW_S = 600.0  # a backend that was never up in this time is not waited for
 

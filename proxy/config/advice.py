@@ -6,7 +6,7 @@ from typing import Final
 from forebay.proxy.config.contradictions import contradictions
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 THRESHOLD_REMEDY: Final = (
     "start vLLM with --long-prefill-token-threshold 2048 and set long_prefill_token_threshold: 2048"

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from forebay.proxy.config.schema import Config
-from forebay.traces.command_line.quantities import bytes_text, seconds_text
+from forebay.traces.ground.command_line.quantities import bytes_text, seconds_text
 
 LEAST_FIRST_TOKEN_S: Final = 1.0  # no server answers all prompts sooner
 Contradiction = tuple[str, str]

@@ -13,8 +13,8 @@ from typing import Any
 
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Option, Route
-from forebay.traces.command_line.plugins import load_plugin, plugin_names
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.plugins import load_plugin, plugin_names
+from forebay.traces.ground.errors import InputError
 
 GROUP = "forebay.routing"
 Choose = Callable[[Request, Sequence[Option], float], Option]

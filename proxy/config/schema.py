@@ -46,8 +46,8 @@ from forebay.proxy.config.tenants import Tenants
 from forebay.proxy.core.model import BackendSpec, Tenant
 from forebay.proxy.core.model import Bucket as CoreBucket
 from forebay.proxy.core.policy.routing import ROUTES, Affinity, Route
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
 
 CHAT, DOCUMENT = DEFAULT_BUCKETS
 BURST_S = 60.0  # a tenant's default burst: the tokens its rate brings in this time

@@ -14,7 +14,12 @@ from pydantic import (
     model_validator,
 )
 
-from forebay.traces.command_line.quantities import bytes_text, seconds, seconds_text, size_bytes
+from forebay.traces.ground.command_line.quantities import (
+    bytes_text,
+    seconds,
+    seconds_text,
+    size_bytes,
+)
 
 UNITS: Final = "units"
 """In the context of a dump: print 2s and 16MiB, as people write them."""

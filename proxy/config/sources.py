@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from forebay.proxy.config.advice import THRESHOLD_REMEDY
-from forebay.proxy.config.redaction import STANDS_FOR, without_user_info
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UNITS
-from forebay.traces.command_line.plain_words import plain_words
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.plain_words import plain_words
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.redaction import STANDS_FOR, without_user_info
 
 PREFIX = "FOREBAY_"
 NOT_OURS = {  # read by other parts or by tests

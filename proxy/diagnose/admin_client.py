@@ -9,8 +9,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import typer
 
-from forebay.traces.command_line.messages import all_printable, printable
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.messages import all_printable, printable
+from forebay.traces.ground.errors import InputError
 
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 ANSWER_S = 5.0

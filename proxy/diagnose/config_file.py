@@ -14,7 +14,7 @@ from forebay.proxy.diagnose.scene import Scene
 from forebay.proxy.security.guards import Security
 from forebay.proxy.security.keys import SHORT_KEY
 from forebay.proxy.telemetry.logs.capture import capture_salt
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 CHECK = "configuration file"
 LEAST_FREE = 0.05  # free share of a disk that is written to

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import (
     DEFAULT_ADMIN,
     AdminUrl,
@@ -20,9 +19,10 @@ from forebay.proxy.diagnose.admin_client import (
     ask_json,
     cleaned_json,
 )
-from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import AsJson, a_time
-from forebay.traces.command_line.quantities import long_time
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.command_line.options import AsJson, a_time
+from forebay.traces.ground.command_line.quantities import long_time
 
 if TYPE_CHECKING:
     from forebay.proxy.diagnose.doctor.finding import Finding

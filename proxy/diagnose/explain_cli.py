@@ -10,12 +10,12 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, Refused, ask_json
-from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import AsJson, a_time
-from forebay.traces.command_line.quantities import long_time, short_time
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.command_line.options import AsJson, a_time
+from forebay.traces.ground.command_line.quantities import long_time, short_time
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forebay.traces.command_line.messages import all_printable
+from forebay.traces.ground.command_line.messages import all_printable
 
 
 @dataclass(frozen=True, slots=True)

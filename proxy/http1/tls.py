@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 HANDSHAKE_S = 10.0
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.errors import InputError
+from forebay.proxy.log_events import LogEvent, Say
+from forebay.traces.ground.errors import InputError
 
 FETCH_EVERY_S: Final = 300.0
 RETRY_S: Final = 10.0  # after a failure, and between two questions for unknown keys

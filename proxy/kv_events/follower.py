@@ -22,8 +22,8 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.driver import Driver
 from forebay.proxy.kv_events.decode import BadEvent, KvBlocks, NoSalt
 from forebay.proxy.kv_events.tokenize import Translator
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.errors import InputError
+from forebay.proxy.log_events import LogEvent, Say
+from forebay.traces.ground.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
 QUIET_S = 5.0  # without a batch; then a replay is requested, as the last one may be lost

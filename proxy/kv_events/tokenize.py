@@ -20,7 +20,7 @@ from forebay.proxy.core.learn.engine_blocks import BlockTranslations
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 from forebay.proxy.http1.client.client import read_all
 from forebay.proxy.kv_events.decode import chain_keys
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 WAITING_PROMPTS = 16
 REST = 4.0  # pause after a prompt, as a multiple of its duration

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.proxy.diagnose.admin_client import DEFAULT_ADMIN, AdminUrl, ask_json
-from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import AsJson
-from forebay.traces.command_line.quantities import seconds
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.command_line.options import AsJson
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
 
 EXAMPLE = """Give a backend of a running proxy no new work, and wait until it is empty.
 

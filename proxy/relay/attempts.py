@@ -22,11 +22,11 @@ from forebay.proxy.http1.client.backend_errors import (
     LocalShortage,
     LostConnection,
 )
-from forebay.proxy.http1.sse import EventTooLarge
 from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.exchange import Answer, exchange
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener
 from forebay.proxy.relay.timeouts import Limit, Watchdog
+from forebay.traces.ground.sse import EventTooLarge
 
 
 class Attempt:

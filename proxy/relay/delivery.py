@@ -13,9 +13,9 @@ from aiohttp.http import SERVER_SOFTWARE
 from forebay.proxy.api.dialects import Dialect
 from forebay.proxy.http1.errors import ApiError, error_event, upstream_error
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
-from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.telemetry.record import RequestRecord
+from forebay.traces.ground.sse import read_object
 
 UNTAKEN_BYTES = 64 << 10  # bytes buffered for the client from which on it is waited for
 CONTROLS = bytes({*range(32), 127} - {ord("\t")})  # characters that may not be in a header

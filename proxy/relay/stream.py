@@ -15,7 +15,11 @@ from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
-from forebay.proxy.http1.sse import (
+from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.delivery import UNTAKEN_BYTES
+from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
+from forebay.proxy.relay.token_chunks import TokenChunks
+from forebay.traces.ground.sse import (
     BYTE_ORDER_MARK,
     MAX_EVENT_BYTES,
     EventScanner,
@@ -24,10 +28,6 @@ from forebay.proxy.http1.sse import (
     StreamEvent,
     parse_event,
 )
-from forebay.proxy.relay.backend_request import BackendRequest
-from forebay.proxy.relay.delivery import UNTAKEN_BYTES
-from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
-from forebay.proxy.relay.token_chunks import TokenChunks
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
 DONE_GRACE_S = 1.0  # wait for the end of the framing after [DONE], to keep the connection

@@ -4,8 +4,8 @@ Nearly everything that comes is whole chunks of whole events that differ in one 
 `"content":" the"`. Anything else, such as unusual framing, is left to the parser and the scanner.
 """
 
-from forebay.proxy.http1.sse import EventScanner, output_only
-from forebay.proxy.http1.token_forms import TokenForms, token_forms
+from forebay.traces.ground.sse import EventScanner, output_only
+from forebay.traces.ground.token_forms import TokenForms, token_forms
 
 CHUNK_BYTES = 4096  # bound of a chunk with its framing; longer ones go to the parser
 

@@ -16,10 +16,10 @@ from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, UpstreamFa
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
-from forebay.proxy.http1.sse import read_object
 from forebay.proxy.relay.delivery import UNTAKEN_BYTES
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
+from forebay.traces.ground.sse import read_object
 
 WHOLE_BYTES = 256 << 10  # parsing this takes a millisecond
 KEPT_BYTES = 2048  # end of a piece that is kept, as an object may have begun in it

@@ -22,8 +22,8 @@ from time import process_time
 
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import CLASSES, SLACK, ServiceClass
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.runtime.memory import NO_DESCRIPTOR, memory_limit, resident_bytes
-from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 LAG_STEP_S = 0.05
 LAG_STEPS = 200  # percentiles are over the last 10 s

@@ -17,10 +17,10 @@ from forebay.proxy.http1.tls import PublicContext, ServerTls, client_context, se
 from forebay.proxy.identity.certificates import CertificateTenants, certificate_names
 from forebay.proxy.identity.jwks import KeySet, SigningKey, is_url, read_file
 from forebay.proxy.identity.jwt_tokens import JwtVerifier
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 WATCH_S = 1.0
 HANDSHAKES_S = 60.0  # between two lines about clients whose handshakes fail

@@ -11,7 +11,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 ENVIRONMENT = "env:"
 FILE_BYTES = 16 << 20

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from forebay.proxy.core.state.elsewhere import SILENT_S, ProxyReport
 from forebay.proxy.driver import Driver
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
-from forebay.proxy.telemetry.log_events import LogEvent, Say
 
 PERIOD_S = 0.1
 FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s

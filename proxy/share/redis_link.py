@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.telemetry.logs.usage_ledger import open_at_once, why_not
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog
 
 HLOG_INTERVAL_S = 1.0
 # More than the lines of one interval. Lines that a full disk does not take wait in this buffer, and

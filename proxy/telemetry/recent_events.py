@@ -5,7 +5,7 @@ from collections.abc import Callable
 from logging import getLevelName
 from typing import Any
 
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 
 MOST = 100
 LONGEST = 300  # characters of a message

@@ -42,8 +42,8 @@ from forebay.replay.engine.timing.step_constants import (
 )
 from forebay.replay.engine.timing.step_time import StepTimeModel, step_time_model
 from forebay.replay.engine.vllm_versions import SINCE, VllmRelease, find_release
-from forebay.traces.command_line.options import same_named
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import same_named
+from forebay.traces.ground.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

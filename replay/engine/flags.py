@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.replay.engine.vllm_versions import NEWEST, RELEASES
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 NOT_SIMULATED = {
     "data_parallel_size": "ranks of a dense model are servers of their own: leave it out and count "

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from forebay.replay.engine.request import EngineRequest
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 FLAG = "--kv-events-config"
 MEDIUM = "GPU"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from forebay.proxy.vllm_scheduler import settings
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 POLICIES = ("fcfs", "priority")
 

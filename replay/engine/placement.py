@@ -13,7 +13,7 @@ from forebay.replay.engine.hardware.layers import PLAIN, Mixture, WeightFormat
 from forebay.replay.engine.hardware.memory import MemoryBudget
 from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec, ModelSpec
 from forebay.replay.engine.vllm_versions import VllmRelease
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 TP = "--tensor-parallel-size"
 _GROUP = 128

@@ -14,7 +14,7 @@ A later version needs one name in `RELEASES`, and a line in `SINCE` or `RULES` f
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.replay.engine.hardware.gpu_memory import find_gpu_memory
 from forebay.replay.fleet.commands import make_plan
 from forebay.replay.fleet.gpu.gpus import Gpu, choose_gpus, found_gpus, parse_indexes
@@ -32,9 +31,10 @@ from forebay.replay.fleet.servers import (
 )
 from forebay.replay.fleet.state import read_state, remove_state
 from forebay.replay.fleet.units import write_units
-from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import AsJson, takes_options
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.messages import print_json
+from forebay.traces.ground.command_line.options import AsJson, takes_options
+from forebay.traces.ground.errors import InputError
 
 HELP = """Real vLLM servers, one on each GPU or group of GPUs, for long documents beside chats.
 

@@ -23,7 +23,7 @@ from forebay.replay.fleet.plan import (
     ServerPlan,
     find_facts,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SINCE = {"--max-num-queued-reqs": (0, 29), "--shutdown-timeout": (0, 20)}
 """First vLLM version known to have each flag. 0.11 has the others (read in the wheels of 0.11.2,

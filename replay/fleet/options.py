@@ -9,8 +9,8 @@ import typer
 
 from forebay.replay.engine.flags import GpuMemoryUtilization, MaxModelLen, PlacementFlags
 from forebay.replay.fleet.gpu.vllm_install import read_flags
-from forebay.traces.command_line.options import AsJson
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import AsJson
+from forebay.traces.ground.errors import InputError
 
 DIR = Path("runs/fleet")
 Folder = Annotated[

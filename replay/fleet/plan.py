@@ -12,7 +12,7 @@ from forebay.replay.fleet.gpu.gpus import Gpu
 from forebay.replay.fleet.gpu.profiles import Profile, find_profile
 from forebay.replay.fleet.gpu.vllm_install import VllmInstall, lacks, read_flags
 from forebay.replay.fleet.options import FleetOptions
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 POLICY_FLAG = "--scheduling-policy"
 CHUNK_FLAG = "--long-prefill-token-threshold"

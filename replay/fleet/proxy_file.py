@@ -8,7 +8,7 @@ import yaml
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.replay.fleet.plan import CHAT_TOKENS, FleetPlan
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 HEADER = """\
 # Written by `forebay fleet up`; the next one overwrites it. Put your own keys in a file and give

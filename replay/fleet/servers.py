@@ -28,7 +28,7 @@ from forebay.replay.fleet.state import (
     write_file,
     write_state,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 END_S = 15.0  # for a server without running answers to end after SIGTERM
 ASK_S = 5.0  # longest answer of /health

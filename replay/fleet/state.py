@@ -14,7 +14,7 @@ from typing import Literal
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 STATE = "state.json"
 PROXY = "proxy.yaml"

@@ -8,7 +8,7 @@ import yaml
 from forebay.replay.fleet.plan import FleetPlan, ServerPlan
 from forebay.replay.fleet.servers import END_S
 from forebay.replay.fleet.state import PROXY, make_folder, write_file
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 IMAGE = "vllm/vllm-openai:v{version}"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -18,7 +18,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.plan.target import Served
 from forebay.replay.results.recorder import Live
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

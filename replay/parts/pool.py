@@ -3,7 +3,7 @@
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:

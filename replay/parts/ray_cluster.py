@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def connect(address: str) -> Any:

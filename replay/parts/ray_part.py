@@ -22,7 +22,7 @@ from forebay.replay.parts.divide import PartJob
 from forebay.replay.parts.ray_cluster import connect
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import ANSWERS, FILES
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 READINGS = 25
 MOST_CLOCK_ERROR_S = 0.005

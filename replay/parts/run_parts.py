@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import orjson
 from hdrh.histogram import HdrHistogram
 
-from forebay.proxy.telemetry.hlog import HIGHEST_US
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import PartJob
 from forebay.replay.parts.ray_part import Machines
@@ -30,7 +29,8 @@ from forebay.replay.results.progress import Progress
 from forebay.replay.results.recorder import LIVE_COUNTS, Live, interval_s
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.drain import Stop
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import HIGHEST_US
 
 START_IN_S = 0.05  # time after the message, so that all processes have it before the start
 START_ON_NODES_IN_S = 1.0

@@ -5,8 +5,6 @@ import time
 from dataclasses import replace
 from typing import Any, Self
 
-from forebay.proxy.runtime.event_loop import short_collections
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import Part
 from forebay.replay.parts.run_parts import replay_in_processes
@@ -27,8 +25,10 @@ from forebay.replay.send.drain import Stop, drain
 from forebay.replay.send.http.client import Client
 from forebay.replay.send.http.exchange import ClientExchange
 from forebay.replay.send.session_loop import SessionLoop
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import short_collections
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog
+from forebay.traces.ground.schema import TraceRequest
 
 
 class Sender:

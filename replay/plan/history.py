@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.replay.plan.agenda import Agenda
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import BYTES_PER_TOKEN, prompt_text
 
 

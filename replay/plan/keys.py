@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def read_keys(path: Path) -> dict[str, str]:

@@ -10,8 +10,8 @@ import typer
 
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.plan.slo import Slo, default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket
-from forebay.traces.command_line.options import (
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS, LengthBucket
+from forebay.traces.ground.command_line.options import (
     ApiKey,
     AskedModel,
     Duration,
@@ -26,8 +26,8 @@ from forebay.traces.command_line.options import (
     Turns,
     a_time,
 )
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 LENGTHS = ("exact", "free")

@@ -14,8 +14,8 @@ from forebay.replay.plan.schedule import Schedule
 from forebay.replay.plan.slo import Slo, check_sessions
 from forebay.replay.plan.source import Scan, TraceSource
 from forebay.replay.plan.target import Served, Target, ask_served, parse_targets
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

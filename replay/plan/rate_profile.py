@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from forebay.traces.command_line.quantities import seconds
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
 
 CELLS = 1000  # parts of a period or ramp, each with a constant rate
 FORMS = {

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from random import Random
 
 from forebay.replay.plan.rate_profile import FORMS, RateProfile, parse_profile
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 KINDS = (
     "trace, constant, poisson, gamma:CV, closed:N, onoff:10s/50s, ramp:1-10/5m, steps:1,2,4/60s or "

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from forebay.traces.buckets import LengthBucket
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import LengthBucket
+from forebay.traces.ground.errors import InputError
 
 METRICS = ("ttft", "e2e", "tpot", "stall")
 SESSION = "session.e2e"  # a metric of tasks; `session` is no bucket

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats import names, open_trace
-from forebay.traces.reading.jsonl import row_bytes
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
 
 TOO_LONG = ("error", "truncate", "drop")
 KEPT_BYTES = 4 << 20  # largest file whose rows stay in memory

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 ASK_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1 << 20

@@ -8,7 +8,7 @@ never sent has no time. A request without a session is part of no task.
 from collections.abc import Iterable, Mapping
 from math import inf, nan
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 class TaskNames:

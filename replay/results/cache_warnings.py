@@ -16,8 +16,8 @@ from typing import Any
 
 from forebay.replay.plan.source import TraceSource
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 CLEAR_SHARE = 0.02  # excess hits, as a share of prompt tokens. Fewer may be a retried request
 MOST_BLOCKS = 1_000_000  # most blocks to check, in 100 MB. A larger trace gets no warning

@@ -25,7 +25,7 @@ import orjson
 from forebay.replay.clock.virtual_loop import VirtualClockLoop
 from forebay.replay.results.row import Row
 from forebay.replay.results.server_metrics import MetricsTable
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 HLOG = "latency.hlog"
 TABLE = "requests.parquet"

@@ -10,7 +10,11 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from forebay.proxy.telemetry.hlog import (
+from forebay.replay.results.folder import ANSWERS, GROUP_ROWS, HLOG, SUMMARY, TABLE, RunFolder
+from forebay.replay.results.row import Row
+from forebay.replay.results.summary import RunTotals
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import (
     HlogWriter,
     LogInterval,
     Total,
@@ -19,10 +23,6 @@ from forebay.proxy.telemetry.hlog import (
     new_histogram,
     read_overflows,
 )
-from forebay.replay.results.folder import ANSWERS, GROUP_ROWS, HLOG, SUMMARY, TABLE, RunFolder
-from forebay.replay.results.row import Row
-from forebay.replay.results.summary import RunTotals
-from forebay.traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.recorder import Live
 from forebay.replay.results.server_metrics import MetricsSampler
-from forebay.traces.command_line.messages import is_quiet, talk
+from forebay.traces.ground.command_line.messages import is_quiet, talk
 
 Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 EVERY_S = 0.5  # on a terminal

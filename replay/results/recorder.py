@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 import orjson
 from hdrh.histogram import HdrHistogram
 
-from forebay.proxy.telemetry.hlog import HIGHEST_US, IntervalLog, all_to_us, record_all
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.results.folder import TableWriter
@@ -24,8 +23,9 @@ from forebay.replay.results.row import Row, never_sent_row, row_of
 from forebay.replay.results.summary import METRICS, RunTotals
 from forebay.replay.send.http.exchange import ClientExchange
 from forebay.replay.send.http.measure import Latency, measure
-from forebay.traces.buckets import LengthBucket, bucket_of
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import LengthBucket, bucket_of
+from forebay.traces.ground.hlog import HIGHEST_US, IntervalLog, all_to_us, record_all
+from forebay.traces.ground.schema import TraceRequest
 
 LEAST_FLUSH_WALL_S = 0.25
 LOGGED = ("sched_lag", "reject", *METRICS.values())

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 if TYPE_CHECKING:  # `forebay simulate` has rows, but no client and no event loop
-    from forebay.proxy.telemetry.hlog import IntervalLog
     from forebay.replay.send.http.exchange import ClientExchange
     from forebay.replay.send.http.measure import Latency
+    from forebay.traces.ground.hlog import IntervalLog
 
 
 @dataclass(slots=True)  # frozen, a row would take three times as long to make

@@ -17,7 +17,7 @@ import orjson
 from yarl import URL
 
 from forebay.replay.clock.clock import Clock
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 TIMEOUT_WALL_S = 5.0
 MAX_PAGE_BYTES = 32 << 20

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.proxy.telemetry.hlog import Total, add_into, new_histogram, to_us
 from forebay.replay.plan.slo import Slo, meets, session_limit_s
 from forebay.replay.plan.tasks import TaskTimes
 from forebay.replay.results.row import Row
 from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
+from forebay.traces.ground.hlog import Total, add_into, new_histogram, to_us
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 LEAST_BEYOND = 10  # samples that must exceed a percentile before it is shown to people

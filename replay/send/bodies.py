@@ -17,7 +17,7 @@ import orjson
 
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.plan.options import PATHS
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import block_text, prompt_text, run_text, texts_made
 
 SLICE_TOKENS = 4096

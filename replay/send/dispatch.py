@@ -17,7 +17,7 @@ from forebay.replay.send.bodies import PreparedQueue, PreparedRequest
 from forebay.replay.send.http.client import Client
 from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
 from forebay.replay.send.pacer import Pacer
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 class Dispatch:

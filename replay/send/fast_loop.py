@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from forebay.proxy.runtime.event_loop import fast_runner
 from forebay.replay.send.drain import Stop
+from forebay.traces.ground.event_loop import fast_runner
 
 T = TypeVar("T")
 

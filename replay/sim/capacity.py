@@ -10,7 +10,7 @@ from math import inf
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import sim_request
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 def capacity_per_s(trace: Sequence[TraceRequest], config: EngineConfig, count: int) -> float:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.proxy.command import new_app
 from forebay.replay.engine.flags import EngineFlags
-from forebay.traces.command_line.garbage import no_collections
-from forebay.traces.command_line.messages import print_json
-from forebay.traces.command_line.options import (
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.garbage import no_collections
+from forebay.traces.ground.command_line.messages import print_json
+from forebay.traces.ground.command_line.options import (
     AsJson,
     EngineModel,
     Force,
@@ -22,7 +22,7 @@ from forebay.traces.command_line.options import (
     same_named,
     takes_options,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.proxy.config.schema import Config

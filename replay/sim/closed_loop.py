@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.fleet import SimOutcome, sim_request
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 def closed_loop(

@@ -18,7 +18,7 @@ from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import RouterModel
 from forebay.replay.sim.turns import WaitingTurns
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 Journal = list[tuple[float, Action]]
 

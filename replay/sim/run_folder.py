@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from forebay.proxy.core.model import Reject
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import NOT_SIMULATED
 from forebay.replay.plan.source import TraceSource
@@ -22,8 +21,9 @@ from forebay.replay.send.http.measure import DEFINITIONS
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 from forebay.replay.sim.sweep import SweepCase
-from forebay.traces.buckets import LengthBucket, bucket_of
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import LengthBucket, bucket_of
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog
+from forebay.traces.ground.schema import TraceRequest
 
 LINES = 3_600  # most lines of each tag in the .hlog: writing one takes 0.4 ms
 

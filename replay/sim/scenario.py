@@ -26,10 +26,10 @@ from forebay.replay.sim.routers.all_knowing import AllKnowing
 from forebay.replay.sim.routers.base import InTurn
 from forebay.replay.sim.routers.models import ROUTER_MODELS
 from forebay.replay.sim.turns import WaitingTurns
-from forebay.traces.buckets import LengthBucket
-from forebay.traces.command_line.garbage import no_collections
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import LengthBucket
+from forebay.traces.ground.command_line.garbage import no_collections
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 DIRECT = "direct"
 """Policy name: without a proxy, requests go directly to the engines in turn."""

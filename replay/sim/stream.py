@@ -14,7 +14,6 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.plan.schedule import Schedule, make_schedule
 from forebay.replay.plan.slo import SESSION
 from forebay.replay.plan.source import TraceSource
@@ -25,9 +24,10 @@ from forebay.replay.sim.run_folder import row_of
 from forebay.replay.sim.summary import simulated_verdict
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import with_blocks
-from forebay.traces.command_line.garbage import no_collections
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.garbage import no_collections
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog
+from forebay.traces.ground.schema import TraceRequest
 
 
 def stream_case(case: SweepCase) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from forebay.replay.results.verdict import judge_answers
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import Simulated
-from forebay.traces.buckets import bucket_of
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import bucket_of
+from forebay.traces.ground.errors import InputError
 
 Floats = NDArray[np.float64]
 ON_TIME = "simulated: every arrival is at its time"

@@ -28,9 +28,9 @@ from forebay.replay.sim.scenario import (
 )
 from forebay.replay.sim.summary import bound_of, set_bound, summarise
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.command_line.garbage import no_collections
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.garbage import no_collections
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 Value = str | int | float | bool | None
 SERVER_ONLY = ("time_scale", "served_model_name", "enable_request_id_headers")

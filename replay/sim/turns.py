@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from forebay.replay.plan.agenda import Agenda, link
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 class WaitingTurns:

@@ -13,8 +13,8 @@ from forebay.replay.plan.options import TURNS
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals, Schedule, make_schedule
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.sim.turns import WaitingTurns
-from forebay.traces.errors import InputError
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text
 
 BYTES_PER_TOKEN = 4  # prompt text, of which only equal blocks matter here

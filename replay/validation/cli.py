@@ -8,7 +8,7 @@ import typer
 
 from forebay.replay.engine.flags import EngineFlags
 from forebay.replay.engine.server.cli import app
-from forebay.traces.command_line.options import AsJson, Force, takes_options
+from forebay.traces.ground.command_line.options import AsJson, Force, takes_options
 
 __all__ = ["app"]
 

@@ -19,7 +19,7 @@ from forebay.replay.validation.fit_run import RunFit, fit_run
 from forebay.replay.validation.measured import is_results, read_measured
 from forebay.replay.validation.model_names import check_model
 from forebay.replay.validation.output import print_fit, write_calibration
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def fit_sources(sources: Sequence[Path], options: FitOptions, flags: EngineFlags) -> bool:

@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 from forebay.replay.engine.calibration.points import parsed_rows
-from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.rows import RowError, SourceRow
-from forebay.traces.schema import TraceRequest
 
 LEAST_DECODED = 8
 """Output tokens: fewer give no time per token."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.validation.measured import model_of
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 FAMILIES = ("llama", "qwen", "phi", "mistral", "mixtral", "gemma", "deepseek", "gpt-oss", "glm")
 

@@ -11,8 +11,8 @@ from forebay.replay.engine.calibration.calibrate import PointFit, error_text
 from forebay.replay.engine.calibration.output import new_table
 from forebay.replay.engine.timing.step_constants import CONSTANTS, CalibrationFile
 from forebay.replay.validation.fit_run import FitLine, RunFit, hit_ratio
-from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.whole_file import json_bytes, whole_file
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.whole_file import json_bytes, whole_file
 
 
 def print_fit(done: PointFit | RunFit, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from xxhash import xxh3_64_intdigest
 
 from forebay.replay.engine.tokenizer import hashes_of_ids
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import shared_text
 
 

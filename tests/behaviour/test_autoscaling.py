@@ -25,7 +25,7 @@ from forebay.proxy.telemetry.metrics.scaling_metrics import (
 )
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 LOOK_S, READ_S, START_S, STABLE_S = 5.0, 30.0, 120.0, 300.0
 

@@ -15,8 +15,8 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import parse_arrivals
 from forebay.replay.runner import replay
 from forebay.traces.edit.describe import describe
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import read_trace
-from forebay.traces.schema import TraceRequest
 
 # Long waits are allowed, so that nothing is rejected and both engines get all requests.
 BUCKETS = [{"name": "all", "up_to": 131072, "max_queue": 1000, "max_wait": "1h"}]

@@ -9,7 +9,6 @@ import orjson
 import pytest
 from replay_server import Server, rows, run_one, serve, table, text
 
-from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
@@ -17,8 +16,9 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.pacer import Pacer
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import read_hlog
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text
 
 

@@ -16,7 +16,7 @@ from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 
 MODES = ("whole", "flag")
 OUTPUT_TOKENS = 32

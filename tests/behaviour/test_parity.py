@@ -24,7 +24,7 @@ from forebay.replay.engine.loop.metrics import EngineMetrics
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.engine.stepping import engine_request
 from forebay.replay.sim.fleet import Fleet, Journal, proxy_request, sim_request
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 STREAMS_S = 1e-5
 """A stretch of decode steps loads the API server evenly, single steps do so step by step."""

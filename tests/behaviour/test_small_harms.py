@@ -29,13 +29,13 @@ from forebay.proxy.config.routes import CheckedRoute
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.routing import GuardedRoute
 from forebay.proxy.share.redis_link import MOST_BYTES, bounded_parser
-from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.proxy.telemetry.logs.capture import Capture, Rows, memory_of
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 KEY = key_of("acme")
 SALTS = CacheSalts(b"a secret of the tests", {})

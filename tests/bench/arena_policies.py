@@ -13,7 +13,7 @@ from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.routers.models import ROUTER_MODELS
 from forebay.replay.sim.routers.possible import most_in_time
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 FOREBAY = "forebay"
 MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {

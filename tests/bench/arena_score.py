@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.sim.fleet import SimOutcome
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -21,7 +21,7 @@ from forebay.replay.sim.capacity import capacity_per_s, mixed_capacity_per_s
 from forebay.replay.sim.workload import with_blocks
 from forebay.traces.formats import open_trace
 from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_sessions
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.agents import AgentSessions, agent_sessions
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import Workload as Synth

@@ -26,7 +26,7 @@ from guard_workloads import beside
 
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 RESULTS = Path(__file__).parent / "results" / "engine-step.json"
 UNTIL_S = 200.0  # of each seed's trace, before its arrivals are scaled to the load

@@ -13,7 +13,7 @@ from itertools import count
 from arena_workloads import ENGINE, Rows, at_load, window
 from overload import mix, poisson
 
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.agents import AgentSessions, agent_sessions, answer_s
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import Workload as Synth

@@ -22,7 +22,7 @@ from machine import reference_ms
 from forebay.proxy.core import shaper
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 CHAT_RATE_PER_GPU = 10.0  # requests a second
 MIX_RATE_PER_GPU = 0.5

@@ -20,7 +20,7 @@ from arena_policies import FOREBAY, POSSIBLE
 from arena_score import Played, limit_s, of_possible
 
 from forebay.analysis.search.bracket import Bracket, bracket
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 SEARCH = Search("squality grouped", FOREBAY, 0, 2, Path("none"))
 

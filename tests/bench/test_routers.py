@@ -28,8 +28,8 @@ from result_lines import read_lines, write_lines
 
 from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
 from forebay.analysis.statistics.units import NEVER, NONE
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 Record = dict[str, Any]
 

@@ -7,7 +7,6 @@ import yaml
 from paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.proxy.command import run_command
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
@@ -20,6 +19,7 @@ from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
 from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
+from forebay.traces.ground.command_line.command import run_command
 
 DEPLOY = ROOT / "deploy"
 EXAMPLE = DEPLOY / "forebay.yaml"

@@ -10,7 +10,7 @@ from doc_cli import cli_pages
 from doc_prose import prose
 from paths import ROOT
 
-from forebay.traces.command_line.help_text import RENAMED
+from forebay.traces.ground.command_line.help_text import RENAMED
 
 GLOSSARY = (ROOT / "docs" / "explanation" / "glossary.md").read_text(encoding="utf-8")
 ROWS = [

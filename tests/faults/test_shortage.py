@@ -32,9 +32,9 @@ from proxy_stage import (
 from forebay.proxy.http1.client.backend_errors import ConnectFault, LocalShortage
 from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.runtime import load_shedding as protection
-from forebay.proxy.runtime.event_loop import fast_runner
-from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.clock.virtual_loop import run
+from forebay.traces.ground.event_loop import fast_runner
+from forebay.traces.ground.hlog import read_hlog
 
 resource = pytest.importorskip("resource")
 NO_ADDRESS = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")

@@ -4,7 +4,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["forebay.proxy.http1.sse"]):
+with atheris.instrument_imports(include=["forebay.traces.ground.sse"]):
     from invariants import check_sse
 
 

@@ -17,7 +17,7 @@ from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
-from forebay.proxy.http1.sse import EventScanner, MalformedStream, parse_event
+from forebay.traces.ground.sse import EventScanner, MalformedStream, parse_event
 
 EVENT_LIMIT = 256
 BODY_LIMIT, BUDGET = 200, 300

@@ -28,7 +28,7 @@ from proxy_stage import (
     whole,
 )
 
-from forebay.proxy.telemetry.hlog import read_hlog
+from forebay.traces.ground.hlog import read_hlog
 
 
 def tells_its_way(response: aiohttp.ClientResponse) -> None:

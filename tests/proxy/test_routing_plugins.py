@@ -18,13 +18,13 @@ from forebay.proxy.config.routes import GROUP, CheckedRoute, find_route, route_n
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Request
 from forebay.proxy.core.policy.routing import Affinity, Option
+from forebay.proxy.log_events import SAID_S, LogEvent
 from forebay.proxy.routing import GuardedRoute
-from forebay.proxy.telemetry.log_events import SAID_S, LogEvent
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.traces.command_line.plugins import load_plugin
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.plugins import load_plugin
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 EXAMPLE = ROOT / "examples" / "plugin-routing"

@@ -26,8 +26,8 @@ from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.results.progress import PRINTED_EVERY_S, describe, print_progress
 from forebay.replay.results.recorder import Live
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 BY_CHANCE = {"run_id", "started_at", "started_unix_s"}
 

@@ -24,9 +24,9 @@ from forebay.proxy.core.policy.admission import refuse as by_rule
 from forebay.proxy.core.policy.routing import Option
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.buckets import bucket_of
-from forebay.traces.command_line.garbage import no_collections
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import bucket_of
+from forebay.traces.ground.command_line.garbage import no_collections
+from forebay.traces.ground.schema import TraceRequest
 
 AFTER_S = 60.0  # arrivals that are this much later do not affect a request any more
 

@@ -10,8 +10,8 @@ from forebay.replay.plan.schedule import TRACE_ARRIVALS
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 ROWS = 1_500  # of each trace: seconds of work for a run

@@ -10,7 +10,7 @@ from random import Random
 
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 BLOCK = 512
 HOT = "hot"

@@ -14,7 +14,7 @@ from doc_commands import output_of
 from guard_page import decisions
 from paths import ROOT
 
-from forebay.proxy.telemetry import log_events as events
+from forebay.proxy import log_events as events
 
 Maker = Callable[[], str]
 BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)

@@ -11,7 +11,7 @@ from forebay.proxy.core.policy.routing import least_connections
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 CHAT_MOST, SLO_S = 5_000, (2.0, 30.0)
 

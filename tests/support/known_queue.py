@@ -18,7 +18,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.scenario import DIRECT, Scenario, simulate
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 WANTED = 0.99
 WAITS = 10  # service times that a request may wait

@@ -19,7 +19,7 @@ from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 ENGINE = EngineConfig()
 CHAT_S, DOCUMENT_S = 2.0, 30.0  # the longest wait of each bucket; also the target of TTFT

@@ -15,8 +15,8 @@ from said import Said
 from forebay.proxy.config.backends import MAX_CONCURRENCY
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
+from forebay.proxy.log_events import Say
 from forebay.proxy.serve import Proxy, start_proxy
-from forebay.proxy.telemetry.log_events import Say
 from forebay.proxy.telemetry.logs.tracing import Tracer
 
 Serve = Callable[["Call"], Awaitable[None]]

@@ -15,7 +15,7 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import Stop
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 MODEL = "tiny"
 Behaviour = Callable[["Server", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]

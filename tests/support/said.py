@@ -1,6 +1,6 @@
 """The proxy's log, as a list of lines with their events."""
 
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 
 
 class Said(list[str]):

@@ -12,7 +12,7 @@ from engine_stage import Client
 from prometheus_client.parser import text_string_to_metric_families
 from proxy_stage import WHOLE, RawBackend, Stage, settle, stage
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text
 
 LOOK_S = 0.05  # other processes give no sign

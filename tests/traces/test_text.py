@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from started import printed_with_two_hash_seeds
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import BYTES_PER_TOKEN, WORDS, block_text, prompt_text
 
 ENGINE_BLOCK_TOKENS = 16  # of vLLM's default KV block: any two block ids differ within it
@@ -133,7 +133,7 @@ def test_the_text_is_the_same_in_every_process() -> None:
     """Golden too: changing the text makes runs before and after it no longer comparable."""
     program = (
         "from forebay.traces.text import *\n"
-        "from forebay.traces.schema import TraceRequest as T\n"
+        "from forebay.traces.ground.schema import TraceRequest as T\n"
         "print(prompt_text(T('a', 0, 700, 1, (22, 2**63)), 's'), end='')\n"
         "print(prompt_text(T('b', 0, 40, 1), 's'))"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.tokenizer_file import _letters
 from forebay.traces.tokens import counter
 

@@ -10,12 +10,12 @@ from typer.core import TyperOption
 
 from forebay.traces.cli.import_ import TraceFile
 from forebay.traces.cli.output import Totals, check_output, print_result, to_file, write_whole
-from forebay.traces.command_line.messages import talk
-from forebay.traces.command_line.options import AsJson, Force, Output, Seed
-from forebay.traces.command_line.quantities import seconds
 from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.command_line.options import AsJson, Force, Output, Seed
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 SALT = "FOREBAY_CAPTURE_SALT"
 STEPS = "forebay.steps"  # in a context of Typer: names of the given steps, in their order
@@ -200,7 +200,7 @@ def merge_traces(
 def _write(
     verb: str, trace: object, output: str, force: bool, as_json: bool, rows: Rows, **facts: object
 ) -> None:
-    from forebay.traces.whole_file import meta_path
+    from forebay.traces.ground.whole_file import meta_path
 
     check_output(output, meta_path(output), force=force, as_json=as_json)
     totals = Totals(rows, if_none=f"{verb}: no request is left; ask for more of the trace")

@@ -16,16 +16,6 @@ from forebay.traces.cli.output import (
     to_file,
     write_whole,
 )
-from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import (
-    AsJson,
-    Force,
-    Output,
-    Seed,
-    one_or_more,
-    takes_options,
-)
-from forebay.traces.errors import InputError, escaped
 from forebay.traces.formats import (
     FOREBAY,
     ReadOptions,
@@ -35,9 +25,19 @@ from forebay.traces.formats import (
     trace_format,
 )
 from forebay.traces.formats.columns import Mapping
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.command_line.options import (
+    AsJson,
+    Force,
+    Output,
+    Seed,
+    one_or_more,
+    takes_options,
+)
+from forebay.traces.ground.errors import InputError, escaped
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import meta_path, whole_file
 from forebay.traces.reading.reader import TraceReader
-from forebay.traces.schema import TraceRequest
-from forebay.traces.whole_file import meta_path, whole_file
 
 SHOWN_ROWS = 3
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
@@ -170,7 +170,7 @@ def _show(
     if as_json:
         import orjson
 
-        from forebay.traces.reading.jsonl import row_bytes
+        from forebay.traces.ground.trace_line import row_bytes
 
         shown = [orjson.loads(row_bytes(row)) for row in rows]
         print_json({"format": name, "map": mapping, "first": shown})
@@ -185,7 +185,7 @@ def _show(
 
 
 def _shown_row(row: TraceRequest) -> str:
-    from forebay.traces.reading.jsonl import row_bytes
+    from forebay.traces.ground.trace_line import row_bytes
 
     line = row_bytes(row).decode().rstrip()
     return escaped(line if len(line) <= 400 else f"{line[:397]}...")

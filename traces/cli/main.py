@@ -22,9 +22,9 @@ from forebay.traces.cli.output import (
     write_whole,
 )
 from forebay.traces.cli.synth import app as synth_app
-from forebay.traces.command_line.help_text import PlainTyper
-from forebay.traces.command_line.messages import print_json, talk
-from forebay.traces.command_line.options import (
+from forebay.traces.ground.command_line.help_text import PlainTyper
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.command_line.options import (
     Arrivals,
     AsJson,
     Force,
@@ -36,10 +36,10 @@ from forebay.traces.command_line.options import (
     one_or_more,
     takes_options,
 )
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import answers_path, meta_path, refuse_existing
 from forebay.traces.tokens import DEFAULT_ENCODING
-from forebay.traces.whole_file import answers_path, meta_path, refuse_existing
 
 app = PlainTyper(
     help="Import, change, describe and make traces.\n\n"

@@ -5,12 +5,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from forebay.traces.command_line.messages import print_json, talk
 from forebay.traces.edit.describe import Description, LengthSummary
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError, escaped
-from forebay.traces.schema import TraceRequest
-from forebay.traces.whole_file import refuse_existing, whole_file, write_meta
+from forebay.traces.ground.command_line.messages import print_json, talk
+from forebay.traces.ground.errors import InputError, escaped
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import refuse_existing, whole_file, write_meta
 
 
 class Totals:

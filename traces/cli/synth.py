@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from forebay.traces.cli.output import Totals, check_output, report, write_whole
-from forebay.traces.command_line.help_text import PlainTyper
-from forebay.traces.command_line.options import (
+from forebay.traces.ground.command_line.help_text import PlainTyper
+from forebay.traces.ground.command_line.options import (
     AsJson,
     Force,
     Output,
@@ -16,8 +16,9 @@ from forebay.traces.command_line.options import (
     a_time,
     takes_options,
 )
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import meta_path
 from forebay.traces.synth.agents import AgentSessions, agent_sessions
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import (
@@ -27,7 +28,6 @@ from forebay.traces.synth.documents import (
     shared_document,
     workload,
 )
-from forebay.traces.whole_file import meta_path
 
 app = PlainTyper(
     help="Make a trace in which users share documents.\n\n"

@@ -11,7 +11,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 _WINDOWS = 1024
 _TENTHS = 10

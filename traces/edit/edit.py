@@ -13,9 +13,9 @@ from itertools import islice
 from random import Random
 from typing import Any, Final
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.reading.reader import SeenIds
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text
 
 Requests = Iterable[TraceRequest]

@@ -16,10 +16,10 @@ from typing import Any, Final
 import orjson
 
 from forebay.traces.edit.edit import text_blocks
-from forebay.traces.errors import InputError
 from forebay.traces.formats.readers.turns import fresh_ids
 from forebay.traces.formats.table import CSV_COLUMNS
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import prompt_text, shared_text
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import shared_text
 
 TEXT_BLOCK_BYTES = 64

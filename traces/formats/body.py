@@ -7,9 +7,9 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.traces.formats.table import ReadOptions
 from forebay.traces.formats.usage import whole_usage
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import RowError, SourceRow, decoded, shown
-from forebay.traces.schema import TraceRequest
 from forebay.traces.text import messages_text
 
 ID_BLOCK_TOKENS = 16

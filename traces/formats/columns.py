@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats.body import build, message_list
 from forebay.traces.formats.table import COMPLETION, ReadOptions, TraceFormat, row_format
 from forebay.traces.formats.usage import usage_of
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import UNITS, RowError, SourceRow, shown
 

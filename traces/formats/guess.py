@@ -8,10 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
 from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_without_requests
 from forebay.traces.formats.usage import EXCLUDED, PARTS_OF_PROMPT
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of

@@ -16,15 +16,15 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
 import typer
 
-from forebay.traces.command_line.options import Seed, SkipBad, a_time
-from forebay.traces.errors import InputError
 from forebay.traces.formats.head import Head, head_of
 from forebay.traces.formats.totals import refuse_without_requests
+from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.reading.reader import REORDER_ROWS, Order, Parsed, ParseRow, TraceReader
 from forebay.traces.rows import FileFacts, SourceRow
-from forebay.traces.schema import TraceRequest
 from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 
 FOREBAY: Final = "forebay"

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats.head import Head, head_of
+from forebay.traces.ground.errors import InputError
 
 NO_TIMES: Final = (
     "SGLang's benchmark keeps no times of requests: import the data set that it sent, or record "

@@ -36,17 +36,17 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.trace_line import FIRST_TEXT, LATER_KEYS, row_bytes
+from forebay.traces.ground.whole_file import whole_file
 from forebay.traces.reading.containers import check_values
 from forebay.traces.reading.reader import Order, TraceReader, time_text
 from forebay.traces.rows import RowError, shown
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
-from forebay.traces.whole_file import whole_file
 
 _KEYS = frozenset(TraceRequest.__slots__)
-_OPTIONAL_TEXT = ("text", "session", "tenant", "document", "service_class", "parent", "model")
+_OPTIONAL_TEXT = (*FIRST_TEXT, "parent", "model")
 _FIRST_KEYS = frozenset(TraceRequest.__slots__[:11])
-_LATER_KEYS = TraceRequest.__slots__[11:]
 _CLASSES = (None, "interactive", "standard", "batch")
 MAX_BLOCK_ID = 2**64 - 1
 
@@ -108,7 +108,7 @@ def parse_row(line: bytes) -> TraceRequest:
 
 def _later_values(row: dict[str, Any]) -> dict[str, Any]:
     """Read the keys that few traces have (RowError: a wrong value)."""
-    values = {key: row[key] for key in _LATER_KEYS if row.get(key) is not None}
+    values = {key: row[key] for key in LATER_KEYS if row.get(key) is not None}
     if "messages" in values and not (row.get("text") is None and row.get("blocks") is None):
         raise RowError("messages beside text or blocks; a prompt is one of them")
     for key in ("messages", "tools"):
@@ -188,29 +188,6 @@ def block_ids(
             f"make {needed}"
         )
     return tuple(ids)
-
-
-def row_bytes(request: TraceRequest) -> bytes:
-    """Write `request` as one line of the format, with its newline."""
-    row: dict[str, Any] = {
-        "id": request.id,
-        "arrival_s": float(request.arrival_s),
-        "input_tokens": request.input_tokens,
-        "output_tokens": request.output_tokens,
-    }
-    if request.blocks is not None:
-        row["blocks"] = request.blocks
-    if request.block_tokens != BLOCK_TOKENS:
-        row["block_tokens"] = request.block_tokens
-    for key in _OPTIONAL_TEXT[:5]:
-        value = getattr(request, key)
-        if value is not None:
-            row[key] = value
-    for key in _LATER_KEYS:
-        value = getattr(request, key)
-        if value is not None and value != () and value is not True:
-            row[key] = value
-    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def write_trace(path: str | Path, rows: Iterable[TraceRequest]) -> int:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Self
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, raw_lines
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import SHAPE_ERRORS, FileFacts, NotARequestError, RowError, shape_error
-from forebay.traces.schema import TraceRequest
 
 REORDER_ROWS = 50_000
 """Rows of a log in order of completion that are held back to sort them by arrival."""

@@ -15,8 +15,8 @@ from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from forebay.traces.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
-from forebay.traces.errors import InputError
+from forebay.traces.ground.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
+from forebay.traces.ground.errors import InputError
 
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"

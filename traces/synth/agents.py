@@ -24,8 +24,8 @@ from typing import Annotated, Final
 
 import typer
 
-from forebay.traces.command_line.options import a_time
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.command_line.options import a_time
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import check_rate, check_seconds, check_share
 from forebay.traces.synth.documents import Instruction, check_tokens
 from forebay.traces.synth.lengths import Length, Lognormal, OutputTokens, Uniform, a_length

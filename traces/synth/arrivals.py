@@ -5,7 +5,7 @@ from itertools import count, repeat
 from math import isfinite
 from random import Random
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 KINDS = ("burst", "constant", "poisson")
 

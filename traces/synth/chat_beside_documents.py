@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.command_line.options import a_time, one_or_more, same_named
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.options import a_time, one_or_more, same_named
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.arrivals import check_rate, check_seconds
 from forebay.traces.synth.documents import (
     Document,

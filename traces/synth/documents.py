@@ -18,9 +18,15 @@ from typing import Annotated
 
 import typer
 
-from forebay.traces.command_line.options import Arrivals, Rate, a_time, one_or_more, same_named
-from forebay.traces.errors import InputError
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.command_line.options import (
+    Arrivals,
+    Rate,
+    a_time,
+    one_or_more,
+    same_named,
+)
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import arrival_times, check_rate, check_seconds, check_share
 from forebay.traces.synth.lengths import (
     AZURE_CONV_INPUT,

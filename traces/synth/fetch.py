@@ -16,8 +16,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from forebay.traces.errors import InputError
-from forebay.traces.whole_file import whole_file
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.whole_file import whole_file
 
 TIMEOUT_S: Final = 30.0  # for the next bytes
 MOST_BYTES: Final = 2 << 30

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from forebay.traces.edit.edit import text_blocks
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.model import CumulativeRate, FirstTurn, LaterTurn, TrafficModel
 from forebay.traces.text import shared_text
 

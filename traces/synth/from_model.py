@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 from typing import Final, Generic, TypeVar
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.model import CumulativeRate, FirstTurn, LaterTurn, TrafficModel
 
 Sample = TypeVar("Sample")

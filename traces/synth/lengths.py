@@ -9,8 +9,8 @@ from typing import Annotated, Any, Protocol, cast
 
 import typer
 
-from forebay.traces.command_line.options import same_named
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import same_named
+from forebay.traces.ground.errors import InputError
 
 
 class Length(Protocol):

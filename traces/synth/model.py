@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 VERSION: Final = 2
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import inf
 from random import Random
 
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 TICK_S = 3.0
 """Arrivals of the conversation trace are on ticks of three seconds."""

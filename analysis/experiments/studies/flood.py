@@ -27,10 +27,10 @@ from forebay.proxy.config.schema import Config
 from forebay.replay.plan.slo import Slo, default_slos, parse_slos
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.buckets import DEFAULT_BUCKETS, bucket_of
-from forebay.traces.command_line.options import a_time
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS, bucket_of
+from forebay.traces.ground.command_line.options import a_time
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.documents import Workload, workload
 
 NO_FAIL_FAST = "proxy, no limits"

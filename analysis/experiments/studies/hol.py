@@ -14,7 +14,7 @@ from forebay.analysis.experiments.studies.hol_fleet import HolFleet, HolOptions
 from forebay.analysis.experiments.study import integers
 from forebay.analysis.experiments.target import SIM, Ask, StudyFailed, StudyTarget
 from forebay.analysis.statistics.units import duration
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 CHAT_TOKENS, CHAT_OUTPUT = 500, 20_000
 UPLOAD_AT_S = 1.0

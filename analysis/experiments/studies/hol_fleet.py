@@ -17,9 +17,9 @@ from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.statistics.units import duration
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.command_line.options import a_time
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.command_line.options import a_time
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.lengths import Fixed
 

@@ -25,8 +25,8 @@ from forebay.analysis.experiments.system_from_options import one_way
 from forebay.analysis.experiments.systems import PlayedLoad, Seen, Way
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.kv.plan import Choices, choose_gpu, make_plan
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 BEYOND = 2  # requests beyond those that fit, to see that they wait
 MOST = 256  # requests at once for a server whose max_num_seqs is unknown

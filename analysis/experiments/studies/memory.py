@@ -13,7 +13,7 @@ from forebay.analysis.experiments.target import SIM
 from forebay.analysis.kv.plan import Choices, Plan, check_fits, choose_gpu, make_plan
 from forebay.replay.engine.flags import GpuMemoryUtilization
 from forebay.replay.engine.hardware.specs import GIB
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SCORE_BYTES = 4  # attention scores are computed in 32 bits
 

@@ -23,8 +23,8 @@ from forebay.replay.plan.options import PATHS
 from forebay.replay.send.http.client import Client
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.prompts.needle import (
     NeedleAnswer,
     generated_haystack,

@@ -12,7 +12,7 @@ from forebay.analysis.experiments.server_study import ServerStudy, decode_work, 
 from forebay.analysis.experiments.study import integers
 from forebay.analysis.statistics.units import ratio
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 PREFILL, DECODE = "prefill", "decode"
 SHARES = ("flop_per_byte", "flop_per_s", "peak_share", "bandwidth_share", "bound")

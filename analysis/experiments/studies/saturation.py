@@ -31,8 +31,8 @@ from forebay.analysis.statistics.knee import (
     last_followed,
 )
 from forebay.analysis.statistics.units import duration, ratio
-from forebay.traces.command_line.options import a_time
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import a_time
+from forebay.traces.ground.errors import InputError
 
 LEAST_URL, LEAST_SIM = 24, 200  # fewest requests of a load
 

@@ -16,8 +16,8 @@ from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Stu
 from forebay.analysis.experiments.system_from_options import measured_by, ways_of
 from forebay.analysis.experiments.systems import PROXY, PlayedLoad, Way
 from forebay.analysis.statistics.units import duration, ratio
-from forebay.traces.errors import InputError
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth import documents
 
 FIRST, OTHERS, ALONE, AT_ONCE = "first", "the others", "one more", "all at once"

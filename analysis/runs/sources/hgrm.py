@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from forebay.analysis.runs.sources.hdr_payload import Counted
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 NANO = 1_000_000  # values are kept as millionths of the file's unit
 _COLUMNS = re.compile(r'^\s*"?Value"?[\s,]+"?Percentile"?[\s,]+"?TotalCount"?')

@@ -16,7 +16,7 @@ from forebay.analysis.runs.sources.hgrm import NANO, is_hgrm, read_hgrm
 from forebay.analysis.runs.sources.hlog import UNITS_S, HistogramLog, Interval, read_log
 from forebay.analysis.runs.sources.rows import NO_VERDICT, FileOrigin, origin_info
 from forebay.analysis.statistics.quantiles import Floats, percentile_table
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 COLUMNS = {
     "ttft_response": "ttft_response_s",

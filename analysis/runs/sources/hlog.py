@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from forebay.analysis.runs.sources.hdr_payload import Counted, decode_payload
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 NAMES = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds"}

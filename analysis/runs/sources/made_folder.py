@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.row import Row, log_row
 from forebay.replay.results.summary import RunTotals
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog
 
 WHOLE = ("input_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "status")
 

@@ -13,7 +13,7 @@ from typing import Any
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
 from forebay.replay.send.http.outcome import is_admission
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 DIFFERS = {
     "ttft": "from arrival at the proxy",

@@ -12,8 +12,8 @@ import numpy as np
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, Words, folder_name
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.replay.plan.slo import default_slos
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import Rows, table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow

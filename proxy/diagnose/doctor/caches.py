@@ -3,7 +3,7 @@
 from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
 from forebay.proxy.diagnose.doctor.finding import FEW, Found
 from forebay.proxy.diagnose.scene import Scene
-from forebay.traces.command_line.messages import shortlist
+from forebay.traces.ground.command_line.messages import shortlist
 
 KEPT = 0.5  # share of its KV cache: below this a backend has other clients, or a smaller cache
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
 

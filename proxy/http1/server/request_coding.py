@@ -16,7 +16,7 @@ from multidict import CIMultiDictProxy
 
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.server.byte_budget import RequestMemory
-from forebay.traces.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
+from forebay.traces.ground.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
 
 PIECE_BYTES: Final = 64 << 10  # decompressed in one step, a fraction of a millisecond
 MOST_MEMBERS: Final = 1_000  # files of gzip, or frames of zstd, one after another in a body

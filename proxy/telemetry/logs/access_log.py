@@ -16,10 +16,10 @@ from zlib import crc32
 import orjson
 
 from forebay.proxy.config.sections import Logs
-from forebay.proxy.telemetry.log_events import LogEvent, Say, SparseLines
+from forebay.proxy.log_events import LogEvent, Say, SparseLines
 from forebay.proxy.telemetry.logs.log_queue import QueuedLines
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.traces.command_line.messages import all_printable, printable
+from forebay.traces.ground.command_line.messages import all_printable, printable
 
 LOGGER = logging.getLogger("forebay.proxy")
 

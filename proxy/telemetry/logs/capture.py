@@ -24,12 +24,12 @@ from forebay.proxy.api.body import BYTES_PER_TOKEN_ID
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.runtime.memory import request_bytes
-from forebay.proxy.telemetry.log_events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import row_bytes
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
 
 SALT: Final = "FOREBAY_CAPTURE_SALT"
 LEAST_SALT: Final = 16  # characters

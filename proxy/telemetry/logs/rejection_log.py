@@ -8,7 +8,7 @@ from collections import Counter
 from typing import get_args
 
 from forebay.proxy.core.model import RejectReason
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
 
 QUIET_S = 30.0  # without a rejection: then they are over

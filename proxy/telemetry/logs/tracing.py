@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

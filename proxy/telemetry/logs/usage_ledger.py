@@ -18,9 +18,9 @@ from typing import Final
 
 import orjson
 
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 MOST_WAITING: Final = 100_000  # lines, of about 300 bytes each
 MOST_TOGETHER: Final = 1_000

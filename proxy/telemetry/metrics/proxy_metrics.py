@@ -22,13 +22,13 @@ from forebay.proxy.core.learn.prefix_cache import PrefixError
 from forebay.proxy.core.model import Action
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.telemetry.hlog import IntervalLog
 from forebay.proxy.telemetry.logs.access_log import LOGGER
 from forebay.proxy.telemetry.logs.log_queue import dropped_lines
 from forebay.proxy.telemetry.metrics.counters import BucketHistogram, Counter
 from forebay.proxy.telemetry.metrics.live_history import LiveHistory
 from forebay.proxy.telemetry.metrics.tenant_labels import TenantLabels
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
+from forebay.traces.ground.hlog import IntervalLog
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 BACKEND_SECONDS = (*SECONDS[1:], 300.0, 600.0)

@@ -22,7 +22,7 @@ from forebay.replay.engine.timing.step_constants import (
     CalibrationFile,
     calibration_file_of,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 KERNEL_SHARE = 0.82
 """Largest share of peak in kernel tables. A served request above it is doubtful."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.engine.timing.step_constants import CONSTANTS, Calibration
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 CANDIDATES = {
     "gemm_compute": 0.2,

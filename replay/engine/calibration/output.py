@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from forebay.replay.engine.timing.step_constants import shipped
-from forebay.traces.command_line.messages import print_json
+from forebay.traces.ground.command_line.messages import print_json
 
 if TYPE_CHECKING:
     from rich.table import Table

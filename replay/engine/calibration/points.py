@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow

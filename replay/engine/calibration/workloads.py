@@ -13,7 +13,7 @@ from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_constants import Calibration
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 CHAT_PROMPT, CHAT_OUTPUT = 500, 100_000
 BLOCK = 16

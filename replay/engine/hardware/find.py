@@ -36,8 +36,8 @@ from forebay.replay.engine.hardware.specs import (
     GpuSpec,
     ModelSpec,
 )
-from forebay.traces.command_line.options import same_named
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import same_named
+from forebay.traces.ground.errors import InputError
 
 _MODELS = {
     "phi3mini": PHI_3_MINI,

@@ -18,7 +18,7 @@ from forebay.replay.engine.hardware.specs import (
     MI300X,
     RTX_4090,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

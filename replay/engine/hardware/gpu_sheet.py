@@ -12,7 +12,7 @@ from typing import Any
 from forebay.replay.engine.hardware.hf_fields import read_object
 from forebay.replay.engine.hardware.layers import WeightFormat
 from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 NVLINK_LATENCY_S = 5e-6
 """Seconds of an all-reduce of nothing between GPUs on NVLink: fitted to published runs of

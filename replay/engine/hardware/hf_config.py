@@ -16,7 +16,7 @@ from forebay.replay.engine.hardware.hf_weights import (
 from forebay.replay.engine.hardware.kv_layout import ModelShape
 from forebay.replay.engine.hardware.layers import Latent
 from forebay.replay.engine.hardware.specs import GIB
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 _PATTERNS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 """Where the configuration does not say it, every n-th layer attends to the whole context."""

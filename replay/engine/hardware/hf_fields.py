@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 class Uncounted(InputError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.replay.engine.hardware.hf_fields import Fields, Uncounted, read_object
 from forebay.replay.engine.hardware.layers import PLAIN, WeightFormat
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 BESIDE = "hf_quant_config.json"
 MXFP4_BITS = 4 + 8 / 32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.replay.engine.hardware.hf_formats import weight_format
 from forebay.replay.engine.hardware.layers import Latent, Mixture
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 INDEX = "model.safetensors.index.json"
 UNGATED = frozenset({"falcon", "gpt_bigcode", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from forebay.replay.engine.hardware.architectures import ADAPTED, MIXTURES
 from forebay.replay.engine.hardware.kv_layout import KvLayout, KvOptions, ModelShape, kv_layout
 from forebay.replay.engine.hardware.specs import GIB, GpuSpec, ModelSpec
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 NON_TORCH_GIB = 0.13
 """Memory of driver and libraries outside torch's allocator, on one GPU (vLLM start-up logs)."""

@@ -14,7 +14,7 @@ from forebay.replay.engine.hardware.layers import (
     Product,
     WeightFormat,
 )
-from forebay.traces.command_line.options import same_named
+from forebay.traces.ground.command_line.options import same_named
 
 GIB = float(1 << 30)
 

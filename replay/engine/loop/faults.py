@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from forebay.replay.engine.loop.core_loop import Unavailable
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 class BreakableStream(Protocol):

@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from forebay.proxy.command import new_app
-from forebay.proxy.runtime.event_loop import fast_runner, short_collections
 from forebay.replay.engine.calibration.output import print_shipped
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.faults import Fault, fault_help, parse_fault
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.traces.command_line.options import takes_options
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import new_app
+from forebay.traces.ground.command_line.options import takes_options
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import fast_runner, short_collections
 
 HELP = f"""Run one simulated vLLM server until SIGTERM or Ctrl-C.
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from forebay.replay.engine.kv_events import FLAG, KvEventsConfig
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the end of a replay
 LINGER_MS = 500  # time for the last batches to leave at shutdown

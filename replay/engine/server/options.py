@@ -8,7 +8,7 @@ import typer
 
 from forebay.replay.engine.flags import flag_of
 from forebay.replay.engine.kv_events import KvEventsConfig, parse_kv_events
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 MOST_RANKS = 64
 """All ranks run in one process, so a number that only a typing error asks for is refused."""

@@ -21,7 +21,7 @@ from forebay.replay.engine.server.generation import Generator
 from forebay.replay.engine.server.kv_publisher import open_publisher
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.pages import make_app
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 KEEP_ALIVE_S = 5.0  # wall time: uvicorn's default in vLLM, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 SHUTDOWN_S = 1.0  # time for handlers to write their last chunks

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.replay.engine.hardware.layers import PLAIN
 from forebay.replay.engine.hardware.specs import ModelSpec
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 OPTION = "--speculative-config"
 NGRAM, DRAFT_MODEL = "ngram", "draft_model"

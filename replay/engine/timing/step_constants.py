@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.timing.api_server import ServerTimes
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 FORMAT = 2
 """Format 1 had other constants: its elementwise kernels were part of the matrix products."""

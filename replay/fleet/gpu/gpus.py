@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forebay.replay.engine.hardware.gpu_memory import GpuMemory
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 QUERY = ("nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
 ASK_S = 30.0

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 STEP_TARGET_S = 0.3
 """Longest step, seconds, that computes the last chunk of a document of full context length. Answers

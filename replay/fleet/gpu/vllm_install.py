@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forebay.proxy.vllm_scheduler.settings import NEWEST as NEWEST_OF_CLASS
 from forebay.proxy.vllm_scheduler.settings import OLDEST as OLDEST_OF_CLASS
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 OLDEST = (0, 11)
 """The first version whose flags were checked. Older versions may lack any of them."""

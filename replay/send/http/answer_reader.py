@@ -12,13 +12,13 @@ from typing import Any
 import httptools
 import orjson
 
-from forebay.proxy.http1.sse import EventScanner, MalformedStream, event_body, event_of
-from forebay.proxy.http1.token_forms import TokenForms, token_forms
 from forebay.replay.clock.clock import Clock
 from forebay.replay.send.http import outcome
 from forebay.replay.send.http.connection import HttpConnection
 from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
 from forebay.replay.send.http.framing import KEPT, ChunkedBody, MalformedAnswer, plain_head
+from forebay.traces.ground.sse import EventScanner, MalformedStream, event_body, event_of
+from forebay.traces.ground.token_forms import TokenForms, token_forms
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_WHOLE_BYTES = 64 << 20

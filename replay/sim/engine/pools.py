@@ -17,8 +17,8 @@ from typing import NamedTuple
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.engine.skipping import SkippingEngine
-from forebay.traces.command_line.quantities import seconds
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
 
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*([GM])(bps|bit/s|b/s|B/s)")
 _PREFIXES = {"G": 1e9, "M": 1e6}

@@ -12,7 +12,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.engine.request import SimRequest
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 MOST_PREEMPTIONS: Final = 50_000
 """Preemptions without a token between them. A workload that ends has far fewer."""

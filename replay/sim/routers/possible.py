@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.step_time import StepWork
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 Floats = NDArray[np.float64]
 CELLS: Final = 4_000_000_000

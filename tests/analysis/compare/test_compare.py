@@ -21,9 +21,9 @@ from forebay.analysis.compare.limits import broken, parse_limit
 from forebay.analysis.compare.lines import ComparisonRow
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command, verdict
-from forebay.proxy.command import run_command
 from forebay.replay.plan.slo import Slo, parse_slos
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import run_command
+from forebay.traces.ground.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 OUTSIDE_TOKEN_S = 3.8e-6
 """Seconds outside the engine's steps for each token of a text: reading, tokenizing and decoding in

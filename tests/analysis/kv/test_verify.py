@@ -22,7 +22,7 @@ from kv_models import CONFIGS
 from forebay.analysis.kv.start_log import parse_start_log
 from forebay.analysis.kv.verify import CacheCheck, verify_log
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 LLAMA, PLANNER = "meta-llama/Llama-3.1-8B", "llm-d-benchmark, vLLM 0.11, H100"
 LLAMA_70B = "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"

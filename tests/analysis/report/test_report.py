@@ -26,11 +26,11 @@ from forebay.analysis.report.tables import origin
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
-from forebay.proxy.command import run_command
 from forebay.replay.plan.slo import Slo
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.command import run_command
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</script>"

@@ -14,8 +14,8 @@ from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.provenance import setting
 from forebay.analysis.runs.run import RunData
 from forebay.proxy.cli import main
-from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.results.row import Row
+from forebay.traces.ground.hlog import read_hlog
 
 SEEDS = (1, 2, 3)
 START = 1_700_000_000.0

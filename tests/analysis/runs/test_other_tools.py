@@ -11,7 +11,7 @@ from paths import TESTS
 from forebay.analysis.runs.load import load_runs
 from forebay.analysis.runs.other_tools import FROM_SENDING, load_result
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 VLLM: dict[str, Any] = {  # the keys of vLLM 0.32 (vllm/benchmarks/serve.py)
     "date": "20261101-120000", "backend": "openai", "model_id": "m", "num_prompts": 3,

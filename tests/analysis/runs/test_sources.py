@@ -22,8 +22,8 @@ from forebay.analysis.runs.merge_runs import merge_runs
 from forebay.analysis.runs.sources.hdr_payload import decode_payload
 from forebay.analysis.runs.window import parse_between, parse_since
 from forebay.proxy.cli import main
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, new_histogram
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog, new_histogram
 
 # ---- payloads
 

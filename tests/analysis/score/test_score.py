@@ -23,12 +23,12 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import replay
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import answers_path
 from forebay.traces.synth.prompts.needle import answer_line, generated_haystack, needle_requests
 from forebay.traces.synth.prompts.zeroscrolls import TASKS
 from forebay.traces.tokens import ByteEstimate
-from forebay.traces.whole_file import answers_path
 
 # Computed by hand from the definitions of the official scorer (tau/zero_scrolls, metrics/).
 CAT = ("The cat sat.", ["the cat ran"])  # 2 of 3 words, 1 of 2 pairs, longest common part 2 of 3

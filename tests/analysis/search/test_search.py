@@ -41,9 +41,9 @@ from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.slo import Slo
 from forebay.replay.runner import Summary, replay
 from forebay.traces.edit.edit import repeated
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 
 @pytest.mark.parametrize("unsure", [0, 1, 5])

@@ -13,7 +13,7 @@ from forebay.analysis.sizing.workload import Users
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.specs import GIB
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.synth.lengths import parse_length
 
 PEAK, BANDWIDTH, LINK = 989.5e12, 4.8e12, 450e9  # of an H200, and one direction of its NVLink

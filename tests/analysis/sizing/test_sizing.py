@@ -30,8 +30,8 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.lengths import Fixed
 
 LLAMA = EngineConfig()

@@ -26,8 +26,8 @@ from forebay.replay.plan.slo import Slo
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.sweep import SweepCase
 from forebay.replay.sim.workload import SimWorkload
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 SLOS = (Slo("chat", "ttft", 1.0),)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from forebay.traces.formats import open_trace
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.ticks import spread_ticks
 
 BLOCK = 80

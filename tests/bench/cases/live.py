@@ -43,7 +43,7 @@ from forebay.replay.results.verdict import lag_limit_s
 from forebay.replay.runner import replay
 from forebay.replay.send.drain import Stop
 from forebay.replay.send.fast_loop import run_on_fast_loop
-from forebay.traces.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.text import BYTES_PER_TOKEN
 
 SECONDS, DRAIN_S = 120.0, 300.0  # of arrivals, and after them

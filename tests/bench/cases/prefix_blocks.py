@@ -8,7 +8,7 @@ from play import FOREBAY, scenario
 
 from forebay.proxy.core.model import Request
 from forebay.replay.sim.fleet import Fleet, SimOutcome
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 
 class InBlocks(Fleet):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from arena_traffic import Course
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import Workload, workload
 from forebay.traces.synth.lengths import Lognormal

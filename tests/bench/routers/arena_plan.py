@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from result_lines import append_line, read_lines
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 FORMAT = 1
 Record = dict[str, Any]

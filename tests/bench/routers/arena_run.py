@@ -38,8 +38,8 @@ from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.verdict import lag_limit_s
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
 
 DRAIN_S = 150.0  # seconds of the run after the last arrival; who is not done by then has failed
 LAG = "forebay_engine_step_lag_seconds"

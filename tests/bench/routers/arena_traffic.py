@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.source import fit
 from forebay.replay.sim.capacity import capacity_per_s
-from forebay.traces.buckets import DEFAULT_BUCKETS
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import row_bytes
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
 
 SLO = ",".join(f"{bucket.name}.ttft={bucket.target_s:g}s" for bucket in DEFAULT_BUCKETS)
 PROBED = 400  # requests from which the length of the cut is guessed

@@ -36,7 +36,7 @@ from arena_traffic import prepare  # noqa: E402
 from machine import reference_ms  # noqa: E402
 from peers import Missing  # noqa: E402
 
-from forebay.traces.errors import InputError  # noqa: E402
+from forebay.traces.ground.errors import InputError  # noqa: E402
 
 MODEL, GPU, ENGINES = "Llama-3-8B", "h200", 2
 ATTEMPTS = 2  # of a run that is invalid

@@ -28,7 +28,7 @@ from forebay.proxy.diagnose.receipt_text import HINDSIGHT, WAITS, receipt_fields
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, Journal
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 CHAT = Bucket("chat", 5_000, max_queue=2, max_wait_s=2.0)
 DOCUMENT = Bucket("document", 131_072, max_queue=2, max_wait_s=30.0, prefills_per_backend=1)

@@ -9,7 +9,7 @@ from overload import ENGINE, capacity, chat, long_answer, merged, play, poisson
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Tenant
 from forebay.replay.engine.hardware.find import find_gpu
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 SECONDS = 60.0
 ROUTES = ("warm_or_least_work", "least_work")

@@ -19,7 +19,7 @@ from raw_client import (
 )
 
 from forebay.proxy.config.sources import load_config
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 TRAVERSAL = (
     "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/%2E%2E/sleep", "/v1/.%2e/sleep", "/v1/..%2fsleep",

@@ -31,7 +31,7 @@ from proxy_stage import (
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.http1.sse import MAX_EVENT_BYTES
+from forebay.traces.ground.sse import MAX_EVENT_BYTES
 
 COMMENT = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

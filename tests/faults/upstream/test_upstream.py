@@ -40,8 +40,8 @@ from proxy_stage import (
 from forebay.proxy.http1.client.backend_errors import ConnectFault
 from forebay.proxy.http1.client.client import Origin, read_all
 from forebay.proxy.http1.client.connection import UpstreamResponse
-from forebay.proxy.http1.sse import MAX_EVENT_BYTES
 from forebay.proxy.relay.timeouts import StalledUpstream
+from forebay.traces.ground.sse import MAX_EVENT_BYTES
 
 GOOD = EVENT + EVENT + USAGE + DONE
 AHEAD: dict[str, Any] = {"admission": {"dispatch_ahead": "60s"}}

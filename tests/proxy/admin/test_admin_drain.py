@@ -22,8 +22,8 @@ from proxy_stage import (
 from forebay.proxy.cli import main
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.diagnose import admin_client
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.operate import drain_cli
-from forebay.proxy.telemetry.log_events import LogEvent
 
 
 async def tell(on: Stage, path: str, method: str = "POST") -> tuple[int, dict[str, Any]]:

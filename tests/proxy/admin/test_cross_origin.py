@@ -10,8 +10,8 @@ from proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy.http1.server.listen import listen
 from forebay.proxy.http1.server.server import HttpServer
-from forebay.proxy.share.workers import WorkerPool
-from forebay.proxy.share.workers_admin import WorkersAdmin
+from forebay.proxy.workers.workers import WorkerPool
+from forebay.proxy.workers.workers_admin import WorkersAdmin
 
 pytestmark = pytest.mark.real_time
 

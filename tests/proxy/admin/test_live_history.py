@@ -9,11 +9,11 @@ from said import Said
 
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.share.worker_histories import added_up
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.telemetry.metrics.live_history import MOST_NAMES, OTHERS, LiveHistory
 from forebay.proxy.telemetry.recent_events import MOST, RecentEvents
 from forebay.proxy.telemetry.record import RequestRecord
+from forebay.proxy.workers.worker_histories import added_up
 
 
 def of(tenant: str = "", model: str = "m", reason: str = "", bucket: str = "chat") -> RequestRecord:

@@ -10,7 +10,7 @@ from proxy_stage import Stage, on_stage
 from forebay.proxy.admin import watch
 from forebay.proxy.admin.watch import EVERY_S, OVER_S, RECENT_S, of_all_workers
 from forebay.proxy.diagnose.doctor.finding import Finding
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 
 CAUSE = Finding("prefix caching", "warning", "gpu\x1b0 runs without it", "switch it on")
 EFFECT = Finding("late first tokens", "warning", "9 of 20 were late", "read explain")

@@ -16,7 +16,7 @@ from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.client import dns_cache as names
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 HOST = "servers.test"
 real = socket.getaddrinfo

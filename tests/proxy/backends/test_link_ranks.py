@@ -15,7 +15,7 @@ from forebay.proxy.backends.discovery import Discovery
 from forebay.proxy.config.backends import LaneConfig, lanes
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SERVER = {"url": "http://127.0.0.1:8001", "data_parallel": 4}
 

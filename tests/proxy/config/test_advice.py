@@ -9,7 +9,7 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.advice import advise
 from forebay.proxy.config.contradictions import contradictions
 from forebay.proxy.config.schema import Config
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 
 CHAT = {"name": "chat", "up_to": 5_000, "max_wait": 2.0}
 DOCUMENT = {"name": "document", "up_to": 131_072, "max_wait": 30.0}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from forebay.analysis.demo.processes import proxy_config
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 ONE = {"backends": [{"url": "http://127.0.0.1:8001"}]}
 

@@ -10,7 +10,7 @@ from incident_scenes import Told
 
 from forebay.proxy.diagnose.checks import examine
 from forebay.proxy.diagnose.scene import Scene, samples_of
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 
 SOON_S = 65.0
 """From the begin of an incident to the line of the log that names it: two looks of the proxy."""

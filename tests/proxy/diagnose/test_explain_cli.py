@@ -18,8 +18,8 @@ from forebay.proxy.core.explain.receipt import Receipt
 from forebay.proxy.core.model import Request
 from forebay.proxy.diagnose.explain_cli import show_list
 from forebay.proxy.diagnose.receipt_text import main_reason
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 CANARY = "what the user asked and nobody else may read"
 STREAM = {"prompt": CANARY, "stream": True, "max_tokens": 3}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.client.connection import Connection
 from forebay.proxy.http1.server.read_turns import ReadTurns
-from forebay.proxy.http1.sse import EventScanner
-from forebay.proxy.http1.token_forms import MOST_LENGTHS
 from forebay.proxy.relay.token_chunks import CHUNK_BYTES, TokenChunks
+from forebay.traces.ground.sse import EventScanner
+from forebay.traces.ground.token_forms import MOST_LENGTHS
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 LAST = b"0\r\n\r\n"

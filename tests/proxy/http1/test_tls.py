@@ -14,7 +14,7 @@ from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, stage
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, client_context, server_context
 from forebay.proxy.security.guards import WATCH_S, Security
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 STREAMED = {"prompt": "hello", "max_tokens": 3, "stream": True}
 

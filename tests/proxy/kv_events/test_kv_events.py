@@ -40,7 +40,7 @@ from forebay.replay.engine.kv_events import KvEvents, KvEventsConfig
 from forebay.replay.engine.server.kv_publisher import KvPublisher
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 pytestmark = pytest.mark.real_time
 

@@ -11,7 +11,7 @@ from ports import free_ports
 from proxy_stage import Stage, stage
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text
 
 pytestmark = pytest.mark.timeout(400)

@@ -10,9 +10,9 @@ from said import Said
 
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass
+from forebay.proxy.log_events import INFO, WARNING
 from forebay.proxy.runtime.load_shedding import Protection, Reading, next_shed, refused
 from forebay.proxy.runtime.memory import memory_limit, resident_bytes
-from forebay.proxy.telemetry.log_events import INFO, WARNING
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from proxy_processes import PATIENCE_S, proxy_process, ready
 from proxy_stage import DONE, EVENT, STREAM_HEAD, Call, RawBackend, chunk
 
 from forebay.proxy.config.sections import Logs
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.telemetry.logs import log_queue
 from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
 

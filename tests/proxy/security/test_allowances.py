@@ -29,7 +29,7 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.state.elsewhere import SILENT_S
 from forebay.proxy.security.spending import DAY_S, HOUR_S
 from forebay.proxy.share.exchange import PERIOD_S, PeerExchange
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 ACME, OTHER = key_of("acme"), key_of("other")
 BODY = {"model": "small", "prompt": "hello", "max_tokens": 3}

@@ -19,12 +19,12 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config
 from forebay.proxy.core.model import Request, Tenant
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.security.auth import Failures
 from forebay.proxy.security.guards import WATCH_S, Security
 from forebay.proxy.security.keys import KeyRing, parse_keys, read_keys
-from forebay.proxy.telemetry.log_events import LogEvent
 from forebay.proxy.telemetry.metrics.tenant_labels import TenantLabels
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 ONE = {"backends": [{"url": "http://127.0.0.1:8001"}]}
 KEYS = """

@@ -17,9 +17,9 @@ from proxy_stage import RawBackend, Stage, error_of, on_stage
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, Handshake, PublicContext
 from forebay.proxy.identity.certificates import CertificateTenants
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.security.guards import WATCH_S, Security
-from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 CLIENTS, STRANGERS = trustme.CA(), trustme.CA()
 KNOWN: dict[str, Any] = {

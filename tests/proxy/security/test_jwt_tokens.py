@@ -18,9 +18,9 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import JwtConfig
 from forebay.proxy.identity.jwks import FETCH_EVERY_S, MOST_BYTES, RETRY_S, KeySet, parse_jwks
 from forebay.proxy.identity.jwt_tokens import MOST_KNOWN, JwtVerifier
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.security.guards import Security
-from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 jwt = pytest.importorskip("jwt")
 pytest.importorskip("cryptography")

@@ -31,10 +31,10 @@ from forebay.proxy.serve import Proxy, start_proxy
 from forebay.proxy.share.exchange import exchanging
 from forebay.proxy.share.hub import Hub, HubLink
 from forebay.proxy.share.redis_link import RedisLink
-from forebay.proxy.share.serve_workers import patience_s
 from forebay.proxy.share.wire import VERSION
-from forebay.proxy.share.worker import worker_environment
-from forebay.traces.errors import InputError
+from forebay.proxy.workers.serve_workers import patience_s
+from forebay.proxy.workers.worker import worker_environment
+from forebay.traces.ground.errors import InputError
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 

@@ -18,9 +18,9 @@ from forebay.proxy.core.model import Request
 from forebay.proxy.telemetry.logs.capture import MOST_PENDING, SALT, Capture, Rows, capturing
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import parse_row, read_trace
-from forebay.traces.schema import TraceRequest
 
 SECRET = "a secret of the tests"
 BUCKETS = [{"name": "all", "up_to": 9000, "max_queue": 0}]

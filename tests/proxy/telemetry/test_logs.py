@@ -13,7 +13,7 @@ import pytest
 from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, on_stage, stage
 
 from forebay.proxy.config.sections import Logs
-from forebay.proxy.telemetry.log_events import LogEvent
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
 from forebay.proxy.telemetry.logs.rejection_log import RejectionLog
 from forebay.proxy.telemetry.record import RequestRecord

@@ -19,7 +19,7 @@ from forebay.proxy.http1.client.client import Origin
 from forebay.proxy.telemetry.logs import usage_ledger
 from forebay.proxy.telemetry.logs.usage_ledger import UsageLedger
 from forebay.proxy.telemetry.record import RequestRecord
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

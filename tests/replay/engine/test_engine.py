@@ -17,7 +17,7 @@ from forebay.replay.engine.tokenizer import (
     encode_text,
     hashes_of_ids,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 MESSAGE_TOKENS = 2  # of a chat message besides its text; a conversation has as many once more
 

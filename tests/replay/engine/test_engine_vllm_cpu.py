@@ -41,8 +41,8 @@ from forebay.replay.engine.timing.step_constants import (
 from forebay.replay.validation.fit_run import hit_ratio, predict
 from forebay.replay.validation.measured import read_runs
 from forebay.traces.formats import open_trace
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 pytestmark = pytest.mark.timeout(400)
 CONTEXT, BLOCKS, BATCHED_TOKENS, SEQS = 16_384, 2_000, 2_048, 128

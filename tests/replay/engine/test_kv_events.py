@@ -25,7 +25,7 @@ from forebay.replay.engine.server.kv_publisher import END
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.replay.engine.tokenizer import Generation, Prompt, encode_ids
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 WAIT_S = 120  # more than any of this takes, on a busy machine too
 STORED_KEYS = [  # recorded from vLLM 0.32

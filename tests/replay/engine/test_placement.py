@@ -16,7 +16,7 @@ from forebay.replay.engine.placement import rank_of
 from forebay.replay.engine.timing.roofline import least
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork, window_pairs
 from forebay.replay.sim.engine.served import can_skip
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def read(folder: Path, name: str, **changed: Any) -> str:

@@ -12,7 +12,7 @@ from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduler
 from forebay.replay.engine.vllm_versions import RELEASES, SINCE, find_release
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 BLOCK = 16
 

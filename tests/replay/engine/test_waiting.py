@@ -14,7 +14,7 @@ from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.limits import SchedulerLimits, read_pause
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduler
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def neutral_steps(limits: SchedulerLimits) -> EngineSteps:

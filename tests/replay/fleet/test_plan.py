@@ -33,7 +33,7 @@ from forebay.replay.fleet.gpu.vllm_install import (
 from forebay.replay.fleet.options import FleetOptions
 from forebay.replay.fleet.plan import FleetPlan, sequences
 from forebay.replay.fleet.proxy_file import proxy_yaml
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 H200 = (Gpu(0, "NVIDIA H200", 139.8), Gpu(1, "NVIDIA H200", 139.8))
 

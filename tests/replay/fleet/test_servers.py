@@ -23,7 +23,7 @@ from forebay.replay.fleet.state import (
     read_state,
     start_time,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 WAIT_S = 100.0
 

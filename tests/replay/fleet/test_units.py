@@ -18,7 +18,7 @@ from forebay.replay.fleet.gpu.vllm_install import VllmInstall
 from forebay.replay.fleet.options import FleetOptions
 from forebay.replay.fleet.plan import FleetPlan
 from forebay.replay.fleet.units import _quoted, write_units
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
 

@@ -23,9 +23,9 @@ from forebay.replay.results.recorder import Live
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import Stop
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 PARTS = 3
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.replay.plan.schedule import Arrivals, Schedule, make_schedule, parse_arrivals
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 TRACE = [0.0, 1.0, 1.0, 4.0]  # three gaps in 4 s: 0.75 a second
 

@@ -6,8 +6,8 @@ import pytest
 
 from forebay.replay.plan.slo import SESSION, Slo, meets, parse_slos
 from forebay.replay.plan.tasks import TaskNames, TaskTimes, other_tasks, seconds_of_each
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 
 def row(name: str, session: str | None, **links: object) -> TraceRequest:

@@ -16,7 +16,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.cache_warnings import cache_warnings, most_hits
 from forebay.replay.runner import Summary, replay
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text
 
 ENGINE_BLOCK_BYTES = 64

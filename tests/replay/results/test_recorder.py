@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 from replay_server import Server, answer, rows, run_one, table
 
-from forebay.proxy.telemetry.hlog import HlogWriter, IntervalLog, read_hlog
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
@@ -20,9 +19,10 @@ from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.recorder import Recorder
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.http.exchange import ClientExchange
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog, read_hlog
+from forebay.traces.ground.schema import TraceRequest
 
 
 def answered(number: int) -> tuple[TraceRequest, ClientExchange]:

@@ -16,7 +16,7 @@ from forebay.replay.engine.server.server import start_engine
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.server_metrics import MetricsTable, metrics_urls
 from forebay.replay.runner import replay
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 URL = "http://a/metrics"
 

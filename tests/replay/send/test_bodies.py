@@ -10,9 +10,9 @@ from replay_server import Server, rows, run_one, table
 
 from forebay.proxy.cli import main
 from forebay.replay.plan.keys import read_keys
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 MESSAGES = ({"role": "system", "content": "be brief"}, {"role": "user", "content": 'hé "x"'})
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)

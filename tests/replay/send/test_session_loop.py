@@ -17,8 +17,8 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals, parse_arrivals
 from forebay.replay.runner import Summary, replay
 from forebay.traces.edit.describe import describe
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 
 def kept(folder: Path) -> dict[str, dict[str, Any]]:

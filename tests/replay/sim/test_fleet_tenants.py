@@ -14,7 +14,7 @@ from forebay.proxy.core.model import HISTORY, BackendSpec, Bucket, Reject, Reque
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.elsewhere import SILENT_S
 from forebay.replay.sim.scenario import Scenario
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 LONG_S = 1e6  # nothing is refused for its wait
 

@@ -18,7 +18,6 @@ from forebay.analysis.runs.run import RunData
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.step_constants import CalibrationFile
@@ -44,9 +43,10 @@ from forebay.replay.sim.sweep import (
 from forebay.replay.sim.table import results_table
 from forebay.replay.sim.workload import SimWorkload, with_blocks
 from forebay.traces.edit.describe import describe as describe_requests
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import read_hlog
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 SPEC = ChatBesideDocuments(

@@ -12,7 +12,7 @@ from arena_workloads import at_load
 from forecasts import play
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.agents import AgentSessions, agent_sessions
 from forebay.traces.synth.documents import Workload, workload
 

@@ -8,8 +8,8 @@ import pytest
 
 from forebay.proxy.cli import main
 from forebay.replay.sim.fleet import Fleet
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 
 @pytest.fixture

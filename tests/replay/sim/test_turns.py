@@ -20,9 +20,9 @@ from forebay.replay.sim.stream import stream_case
 from forebay.replay.sim.sweep import SweepCase, run_all, simulate_case
 from forebay.replay.sim.turns import WaitingTurns
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 ENGINE = EngineConfig()
 SLOS = default_slos(DEFAULT_BUCKETS)

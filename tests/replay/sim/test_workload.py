@@ -11,11 +11,11 @@ import pytest
 from forebay.replay.plan import source as source_module
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.sim.workload import SimWorkload, with_blocks
-from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.reading.reader import TraceReader
-from forebay.traces.schema import TraceRequest
 
 CONTEXT = 1_000
 ROWS = [

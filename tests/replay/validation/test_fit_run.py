@@ -25,9 +25,9 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import replay
 from forebay.replay.validation.fit_run import compared, fit_run, hit_ratio, predict
 from forebay.replay.validation.measured import Timed, read_runs
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 CONFIG = EngineConfig("llama-3-8b", "h200", max_num_batched_tokens=2_048, max_num_seqs=64)
 # Asynchronous scheduling hides step_s behind the GPU's part, so that no run shows it.

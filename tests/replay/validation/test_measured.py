@@ -16,9 +16,9 @@ from forebay.replay.engine.timing.step_constants import read_calibration
 from forebay.replay.validation.fit_run import FitLine, compared, predict
 from forebay.replay.validation.measured import Timed, is_results, read_results
 from forebay.replay.validation.model_names import differ
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
-from forebay.traces.schema import TraceRequest
 
 CONFIG = EngineConfig("llama-3-8b", "h200")
 MODEL = ("--model", "llama-3-8b", "--gpu", "h200")

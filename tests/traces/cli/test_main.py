@@ -223,7 +223,7 @@ def test_a_full_disk_leaves_nothing_behind(
     before = set(tmp_path.iterdir())
     monkeypatch.setattr(SmallDisk, "room", int((whole - 1) * share))
     monkeypatch.setattr(
-        "forebay.traces.whole_file.open",
+        "forebay.traces.ground.whole_file.open",
         lambda path, mode, buffering: io.BufferedWriter(SmallDisk(path, "w")),
         raising=False,
     )

@@ -12,7 +12,7 @@ from paths import SHARED
 from forebay.traces.edit.describe import describe
 from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.formats import open_trace
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 TRACES = SHARED / "data" / "traces"
 needs_data = pytest.mark.skipif(not TRACES.is_dir(), reason="no ../shared/data")

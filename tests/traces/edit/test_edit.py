@@ -16,11 +16,11 @@ from forebay.traces.edit.describe import describe
 from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
 from forebay.traces.edit.export import export
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, open_trace
 from forebay.traces.formats import table as registry
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import read_trace, write_trace
-from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.fit_model import fit
 from forebay.traces.synth.from_model import synthesise
 from forebay.traces.synth.model import read_model, write_model

@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect
 from forebay.traces.formats.columns import map_text, mapped_format, parse_map
 from forebay.traces.formats.guess import guess
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.jsonl import read_trace
 
 LOREM = "Tell me about the river and its mill, please."

@@ -10,11 +10,11 @@ from statistics import fmean, pstdev
 import pytest
 from paths import DATA, SHARED
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, open_trace, trace_format
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.reading.reader import TraceReader
-from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.ticks import spread_ticks
 
 TRACES = SHARED / "data" / "traces"

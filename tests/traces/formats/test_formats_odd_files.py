@@ -16,10 +16,10 @@ import pytest
 from paths import TESTS
 
 from forebay.traces.edit.describe import describe
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, formats, open_trace
 from forebay.traces.formats.columns import mapped_format
 from forebay.traces.formats.guess import guess
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.jsonl import write_trace
 from forebay.traces.reading.unpack import FOREIGN, PACKED, ZIP
 

@@ -7,8 +7,8 @@ import pytest
 
 from forebay.proxy.cli import main
 from forebay.traces.formats import ReadOptions, detect, open_trace
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import read_trace
-from forebay.traces.schema import TraceRequest
 
 COMBINED = '10.0.0.9 - {} [24/Nov/2026:02:47:{:02} +0000] "POST {} HTTP/1.1" {} {} "-" "curl/8"'
 CHAT = "/v1/chat/completions"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
 from forebay.traces.formats import open_trace
 from forebay.traces.formats.guess import guess
+from forebay.traces.ground.errors import InputError
 
 VLLM = {"date": "20261126-081500", "endpoint_type": "openai-chat", "model_id": "m",
         "tokenizer_id": "m", "num_prompts": 100, "request_rate": 4.0, "max_concurrency": None,

@@ -19,10 +19,10 @@ import pytest
 from paths import DATA
 
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
 from forebay.traces.formats import detect, open_trace
 from forebay.traces.formats.columns import mapped_format
 from forebay.traces.formats.guess import guess
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading import containers, unpack
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.jsonl import read_trace

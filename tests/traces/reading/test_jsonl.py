@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import DATA
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
 from forebay.traces.reading.containers import MAX_LINE_BYTES
-from forebay.traces.reading.jsonl import parse_row, read_trace, row_bytes, write_trace
+from forebay.traces.reading.jsonl import parse_row, read_trace, write_trace
 from forebay.traces.rows import RowError
-from forebay.traces.schema import TraceRequest
 
 GOOD = b'{"id":"a","arrival_s":0,"input_tokens":9,"output_tokens":1}'
 

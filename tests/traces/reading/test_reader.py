@@ -8,12 +8,13 @@ from paths import TESTS
 
 from forebay.proxy.cli import main
 from forebay.traces.edit.edit import cap
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, open_trace
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
 from forebay.traces.reading import containers
-from forebay.traces.reading.jsonl import parse_row, row_bytes
+from forebay.traces.reading.jsonl import parse_row
 from forebay.traces.reading.reader import Order, TraceReader
-from forebay.traces.schema import TraceRequest
 
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MOONCAKE = b'{"timestamp": %d, "input_length": 600, "output_length": 1, "hash_ids": [0, %d]}\n'

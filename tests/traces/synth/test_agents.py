@@ -8,9 +8,10 @@ from statistics import median
 import pytest
 
 from forebay.traces.edit.sharing import IdealCache
-from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import parse_row, row_bytes
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
+from forebay.traces.reading.jsonl import parse_row
 from forebay.traces.synth.agents import AgentSessions, agent_sessions, answer_s
 from forebay.traces.synth.lengths import Fixed
 

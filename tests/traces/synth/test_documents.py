@@ -13,9 +13,10 @@ import pytest
 from started import printed_with_two_hash_seeds
 
 from forebay.traces.edit.describe import describe
-from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import parse_row, row_bytes
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
+from forebay.traces.reading.jsonl import parse_row
 from forebay.traces.synth.arrivals import arrival_times
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import SharedDocument, Workload, shared_document, workload

@@ -12,7 +12,7 @@ from time import sleep
 import pytest
 
 from forebay.proxy.cli import main
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.synth.fetch import PUBLISHED, Published, fetch
 
 DATA = b'{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}\n'

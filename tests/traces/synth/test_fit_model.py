@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from forebay.traces.edit.describe import Description, describe
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.agents import AgentSessions, agent_sessions
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 from forebay.traces.synth.documents import Workload, workload

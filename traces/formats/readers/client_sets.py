@@ -20,10 +20,10 @@ from random import Random
 
 import orjson
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats.table import ReadOptions, TraceFormat
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.rows import SHAPE_ERRORS
-from forebay.traces.schema import TraceRequest
 
 WINDOW_S = 600.0
 _ROW = re.compile(r"[0-9.]+,[0-9.eE+-]+,[0-9.eE+-]+,[A-Za-z]*,[0-9.eE+-]*,[0-9.eE+-]*")

@@ -19,13 +19,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats.table import ReadOptions, TraceFormat
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.jsonl import seconds, whole_number
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, shape_error
-from forebay.traces.schema import TraceRequest
 
 _SUFFIXES = (".json", ".jsonl", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 _IDS_PER_SESSION = 1 << 32  # the lower half is for full blocks, the upper for partial last ones

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 from forebay.traces.formats.body import of_body, text_tokens
 from forebay.traces.formats.table import ReadOptions, row_format
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.reader import Order, SeenIds
 from forebay.traces.rows import FileFacts, RowError, SourceRow
-from forebay.traces.schema import TraceRequest
 from forebay.traces.text import messages_text
 
 CLIENT_ROLES = ("user", "tool")

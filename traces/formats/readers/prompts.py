@@ -17,9 +17,9 @@ from forebay.traces.formats.body import (
 from forebay.traces.formats.head import Head
 from forebay.traces.formats.readers.turns import filler
 from forebay.traces.formats.table import ReadOptions, row_format
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.reader import Order
 from forebay.traces.rows import NotARequestError, RowError, SourceRow
-from forebay.traces.schema import TraceRequest
 from forebay.traces.text import messages_text
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",

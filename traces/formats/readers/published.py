@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from forebay.traces.formats.columns import mapped_format, parse_map
 from forebay.traces.formats.table import CSV_COLUMNS, ReadOptions, row_format
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.reader import Order
 from forebay.traces.rows import RowError, SourceRow
-from forebay.traces.schema import TraceRequest
 
 
 @row_format(

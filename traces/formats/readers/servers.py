@@ -9,10 +9,10 @@ import orjson
 
 from forebay.traces.formats.body import build, of_body
 from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import json_value, text_rows
 from forebay.traces.reading.jsonl import block_ids
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, shown
-from forebay.traces.schema import TraceRequest
 
 BYTES_PER_TOKEN = 4
 EVENT_BYTES = 230  # one event, which is one token, of vLLM's chat endpoint; the model's name counts

@@ -21,8 +21,8 @@ from forebay.traces.formats.table import (
     row_format,
 )
 from forebay.traces.formats.totals import NO_TIMES, is_sglang, only_totals, tool_of
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.rows import UNITS, NotARequestError, RowError, SourceRow, decoded
-from forebay.traces.schema import TraceRequest
 
 VLLM_LISTS = {"in": "input_lens", "out": "output_lens", "start": "start_times", "error": "errors",
               "ttft_s": "ttfts", "gaps_s": "itls", "e2e_s": "latencies",

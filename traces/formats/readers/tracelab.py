@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any
 
 from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.reader import Ended
 from forebay.traces.rows import NotARequestError, RowError, SourceRow
-from forebay.traces.schema import TraceRequest
 
 BLOCK_TOKENS = 64
 INPUTS = frozenset(("user_message", "tool_result"))

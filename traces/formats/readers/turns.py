@@ -13,9 +13,9 @@ from xxhash import xxh3_64_intdigest
 
 from forebay.traces.formats.body import of_body, text_tokens
 from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
+from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.reading.jsonl import block_ids
 from forebay.traces.rows import RowError, SourceRow
-from forebay.traces.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import block_text, messages_text
 
 BAILIAN_TOKENS = 16

@@ -15,12 +15,12 @@ from random import Random
 
 import orjson
 
-from forebay.traces.command_line.options import one_or_more
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.options import one_or_more
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import parse_object
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import RowError
-from forebay.traces.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times
 from forebay.traces.text import block_text
 from forebay.traces.tokens import TokenCounter

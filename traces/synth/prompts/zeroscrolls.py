@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import MAX_LINE_BYTES
 from forebay.traces.reading.jsonl import parse_object
 from forebay.traces.reading.unpack import check_member, printable_size

@@ -6,7 +6,7 @@ Source: experiments/api of tau-nlp/zero_scrolls.
 
 from dataclasses import replace
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.synth.prompts.zeroscrolls import TASKS, ZeroScrollsSample
 from forebay.traces.tokens import TokenCounter
 

@@ -10,8 +10,8 @@ from random import Random
 
 import orjson
 
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times
 from forebay.traces.synth.prompts.zeroscrolls import TASKS, ZeroScrollsSample, by_document
 from forebay.traces.synth.prompts.zeroscrolls_prompts import prompt_form, truncated_prompt

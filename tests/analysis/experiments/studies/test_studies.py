@@ -39,9 +39,9 @@ from forebay.replay.plan.slo import default_slos, parse_slos
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.tokens import ByteEstimate
 
 LLAMA = "sim:llama-3-8b@h200"

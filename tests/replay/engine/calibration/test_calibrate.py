@@ -28,7 +28,7 @@ from forebay.replay.engine.timing.step_constants import (
     read_calibration,
     shipped,
 )
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 TODAY = date(2026, 11, 21)
 ONE_CHUNK = 131_072

@@ -10,7 +10,7 @@ from kv_models import CONFIGS
 from forebay.proxy.cli import main
 from forebay.replay.engine.hardware.architectures import KNOWN
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 LLAMA = CONFIGS["meta-llama/Llama-3.1-8B"]
 UNCOUNTED = [

@@ -10,7 +10,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu
 from forebay.replay.engine.hardware.gpu_memory import find_gpu_memory
 from forebay.replay.engine.hardware.gpu_sheet import features_of
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SHEET = {"name": "card", "peak_flops": 989.5e12, "bandwidth": 4.8e12, "memory_gib": 139.8,
          "multiprocessors": 132}  # fmt: skip

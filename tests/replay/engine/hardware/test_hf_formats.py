@@ -11,7 +11,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.specs import GIB
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SEVENTY = {
     **{k: v for k, v in CONFIGS["RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"].items()},

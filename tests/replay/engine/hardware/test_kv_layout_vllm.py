@@ -14,7 +14,7 @@ from vllm_server import needed_vllm_python
 
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvOptions, kv_layout
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",

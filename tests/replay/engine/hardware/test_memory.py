@@ -15,7 +15,7 @@ from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape, kv_layout, layer_bytes
 from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
 from forebay.replay.engine.hardware.specs import H200_NVL, LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 KIB = 1024
 LLAMA = LLAMA_3_8B.shape

@@ -16,7 +16,7 @@ from forebay.replay.engine.hardware.architectures import ADAPTED
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.memory import Adapters
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SMALL = {
     "num_hidden_layers": 3,

@@ -13,7 +13,7 @@ from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduler
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 BLOCK, WINDOW = 16, 33
 NEAR = KvGroup(window=WINDOW)  # the token itself and two blocks before it

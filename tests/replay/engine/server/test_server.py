@@ -11,12 +11,12 @@ import aiohttp
 import orjson
 import pytest
 
-from forebay.proxy.http1.sse import EventScanner, parse_event
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.faults import parse_fault
 from forebay.replay.engine.server.server import RunningEngine, start_engine
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.sse import EventScanner, parse_event
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

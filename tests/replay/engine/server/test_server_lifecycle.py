@@ -17,7 +17,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.faults import FAULTS, fault_help
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import KEEP_ALIVE_S, RunningEngine, start_engine
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 COMMENT = b": keep-alive\n\n"
 

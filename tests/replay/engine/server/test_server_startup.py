@@ -13,7 +13,7 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import start_engine
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 async def refused(port: int) -> bool:

@@ -19,7 +19,7 @@ from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.exposition import Exposition
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
 from forebay.replay.sim.engine.served import can_skip
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def options(method: str = "eagle3", count: int = 3, **more: Any) -> str:

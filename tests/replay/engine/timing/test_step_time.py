@@ -8,7 +8,7 @@ from forebay.replay.engine.hardware.find import find_gpu, find_model
 from forebay.replay.engine.hardware.specs import H200_NVL, H200_SXM, LLAMA_3_8B
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def phi_on_nvl(batched_tokens: int = 131_072) -> EngineCore:

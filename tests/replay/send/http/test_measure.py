@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from forebay.proxy.telemetry.hlog import new_histogram
 from forebay.replay.plan.slo import Slo, default_slos, meets, parse_slos
 from forebay.replay.results.printed_table import summary_table
 from forebay.replay.results.summary import (
@@ -26,8 +25,9 @@ from forebay.replay.send.http.outcome import (
     seconds_header,
     token_count,
 )
-from forebay.traces.buckets import LengthBucket
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import LengthBucket
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import new_histogram
 
 
 def events(*seen: tuple[float, int | None]) -> OutputEvents:

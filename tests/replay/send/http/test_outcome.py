@@ -23,11 +23,11 @@ from replay_server import (
     usage,
 )
 
-from forebay.proxy.telemetry.hlog import read_hlog
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import HLOG, RUN
 from forebay.replay.runner import replay
+from forebay.traces.ground.hlog import read_hlog
 
 Body = dict[str, Any]
 
@@ -283,7 +283,7 @@ def test_a_target_that_goes_away_in_the_middle(tmp_path: Path) -> None:
 
 def test_a_plain_server_behind_https(tmp_path: Path) -> None:
     """The wrong scheme is found before anything is sent; during a run it would be class tls."""
-    from forebay.traces.errors import InputError
+    from forebay.traces.ground.errors import InputError
 
     async def main() -> None:
         async with serve() as server:

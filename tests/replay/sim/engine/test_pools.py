@@ -14,8 +14,8 @@ from forebay.replay.sim.engine.served import run_alone, served_engine
 from forebay.replay.sim.engine.skipping import SkippingEngine
 from forebay.replay.sim.fleet import sim_request
 from forebay.replay.sim.scenario import Scenario, parse_pools, simulate
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 PROMPT, OUTPUT = 60_000, 50
 KV_BYTES = 32 * 2 * 8 * 128 * 2  # of a token in Llama-3-8B

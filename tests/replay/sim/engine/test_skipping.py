@@ -23,7 +23,7 @@ from forebay.replay.sim.engine.served import can_skip
 from forebay.replay.sim.engine.several_groups import KvDecides
 from forebay.replay.sim.engine.skipping import SimRequest, SkippingEngine
 from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 TOLERANCE_S = 1e-8
 

@@ -9,7 +9,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine import stepping
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.stepping import SteppingEngine
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 SHORT_OF_MEMORY = EngineConfig(
     max_model_len=96,

@@ -11,8 +11,8 @@ from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.routers.base import RouterModel
 from forebay.replay.sim.routers.models import ROUTER_MODELS, LeastConnectionsQueue
 from forebay.replay.sim.scenario import ALL_KNOWING, DIRECT, Scenario, simulate
-from forebay.traces.errors import InputError
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.documents import SharedDocument, shared_document
 
 WINDOWS = replace(LLAMA_3_8B, sliding_layers=16, sliding_window=1_024)

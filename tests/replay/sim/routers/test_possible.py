@@ -20,7 +20,7 @@ from forebay.replay.sim.summary import summarise
 from forebay.replay.sim.sweep import cases, parse_axes, run_all, run_case
 from forebay.replay.sim.table import results_table
 from forebay.replay.sim.workload import SimWorkload
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.schema import TraceRequest
 
 ENGINE = EngineConfig()
 Job = tuple[float, float, float]  # release, deadline, work, seconds

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from paths import SHARED
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats.readers.kv_cache_tester import interleaved, read_sessions
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
 
 SESSIONS = SHARED / "data" / "traces" / "kv_cache_tester"
 

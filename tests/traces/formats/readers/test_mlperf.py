@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, open_trace
 from forebay.traces.formats.readers import mlperf
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.reader import TraceReader
 
 CALL = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forebay.traces.errors import InputError
 from forebay.traces.formats import ReadOptions, detect, open_trace
+from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.reader import TraceReader
 
 

@@ -8,9 +8,10 @@ import pytest
 from paths import SHARED
 
 from forebay.traces.edit.describe import describe
-from forebay.traces.errors import InputError
-from forebay.traces.reading.jsonl import parse_row, row_bytes
-from forebay.traces.schema import TraceRequest
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
+from forebay.traces.reading.jsonl import parse_row
 from forebay.traces.synth.prompts.needle import (
     NeedleAnswer,
     answer_line,

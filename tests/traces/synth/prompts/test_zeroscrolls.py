@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import SHARED
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 from forebay.traces.synth.prompts import zeroscrolls
 from forebay.traces.synth.prompts.zeroscrolls import (
     TASKS,

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 @contextmanager

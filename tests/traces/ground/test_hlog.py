@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import DATA
 
-from forebay.proxy.telemetry import hlog
-from forebay.proxy.telemetry.hlog import (
+from forebay.traces.ground import hlog
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import (
     HIGHEST_US,
     HlogWriter,
     IntervalLog,
     new_histogram,
     read_hlog,
 )
-from forebay.traces.errors import InputError
 
 GOLDEN_LOG = DATA / "latency.hlog"
 START = 1_700_000_000.0  # Tue Nov 14 22:13:20 UTC 2023

@@ -3,7 +3,7 @@
 import gc
 from typing import Any
 
-from forebay.proxy.runtime.event_loop import short_collections
+from forebay.traces.ground.event_loop import short_collections
 
 OBJECTS = 40_000
 

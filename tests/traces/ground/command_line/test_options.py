@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 import typer
 
-from forebay.proxy.command import new_app, run_command
-from forebay.traces.command_line.options import given_options, takes_options
+from forebay.traces.ground.command_line.command import new_app, run_command
+from forebay.traces.ground.command_line.options import given_options, takes_options
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 def plugin_names(group: str) -> list[str]:

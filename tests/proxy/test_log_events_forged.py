@@ -15,7 +15,7 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.diagnose import admin_client
 from forebay.proxy.telemetry.logs.access_log import LOGGER, configure_logs, say
-from forebay.traces.command_line.messages import shortlist, talk
+from forebay.traces.ground.command_line.messages import shortlist, talk
 
 FORGED = "m\n2026-11-26T00:00:00Z CRITICAL fake\x1b[2J\x1b]0;pwn\x07\u2028\x9b\x7f\u202e"
 UNSAFE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from forebay.traces.buckets import DEFAULT_BUCKETS, LengthBucket, bucket_of, parse_buckets
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS, LengthBucket, bucket_of, parse_buckets
+from forebay.traces.ground.errors import InputError
 
 
 @pytest.mark.parametrize(

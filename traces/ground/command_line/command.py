@@ -7,11 +7,11 @@ from typing import Any
 import typer
 from typer._click.exceptions import ClickException  # Typer bundles Click, and exports no base class
 
-from forebay.proxy.config.redaction import without_user_info
-from forebay.traces.command_line.help_text import PlainTyper
-from forebay.traces.command_line.messages import be_quiet, is_quiet, printable_lines
-from forebay.traces.command_line.plain_words import plain_words
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.help_text import PlainTyper
+from forebay.traces.ground.command_line.messages import be_quiet, is_quiet, printable_lines
+from forebay.traces.ground.command_line.plain_words import plain_words
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.redaction import without_user_info
 
 
 def new_app(**options: Any) -> PlainTyper:

@@ -16,8 +16,8 @@ from typer._click import Command, Context, HelpFormatter  # Typer bundles Click
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
-from forebay.traces.command_line.messages import be_quiet
-from forebay.traces.errors import InputError
+from forebay.traces.ground.command_line.messages import be_quiet
+from forebay.traces.ground.errors import InputError
 
 EXAMPLE = re.compile(r"[Ee]xample: *(forebay .*)")
 QUIET = "--quiet"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.proxy.http1.sse import (
+from forebay.traces.ground.sse import (
     EventScanner,
     EventTooLarge,
     MalformedStream,

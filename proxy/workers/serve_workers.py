@@ -10,13 +10,13 @@ from forebay.proxy.config.advice import advise
 from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.server.listen import listen, listen_fault, url_host
 from forebay.proxy.http1.server.server import HttpServer
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.runtime import systemd
-from forebay.proxy.runtime.event_loop import STOP_SIGNALS, on_signal
 from forebay.proxy.security.guards import key_holders
-from forebay.proxy.share.workers import WorkerPool
-from forebay.proxy.share.workers_admin import WorkersAdmin
-from forebay.proxy.telemetry.log_events import LogEvent, Say
-from forebay.traces.errors import InputError
+from forebay.proxy.workers.workers import WorkerPool
+from forebay.proxy.workers.workers_admin import WorkersAdmin
+from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import STOP_SIGNALS, on_signal
 
 
 async def serve_with_workers(

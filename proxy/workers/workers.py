@@ -18,10 +18,10 @@ from typing import Any
 
 import orjson
 
+from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.hub import BEAT_S, Hub
-from forebay.proxy.share.worker import worker_environment
-from forebay.proxy.telemetry.log_events import LogEvent, Say
+from forebay.proxy.workers.worker import worker_environment
 
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that ran this long is restarted at once

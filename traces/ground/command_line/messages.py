@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
-from forebay.traces.errors import escaped
+from forebay.traces.ground.errors import escaped
 
 SHOWN: Final = 10  # names of a list
 NAME_LENGTH: Final = 128  # characters of a name in a list

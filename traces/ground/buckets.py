@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 # Names become response headers, metric labels and histogram tags, where no name needs quotes.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

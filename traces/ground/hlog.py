@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TextIO
 from hdrh.codec import HdrCookieException, HdrHistogramSettingsException, HdrLengthException
 from hdrh.histogram import HdrHistogram
 
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 LOWEST_US = 1
 HIGHEST_US = 3_600_000_000

@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from forebay.traces.buckets import DEFAULT_BUCKETS
-from forebay.traces.command_line.quantities import seconds
-from forebay.traces.errors import InputError
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
+from forebay.traces.ground.command_line.quantities import seconds
+from forebay.traces.ground.errors import InputError
 
 Result = TypeVar("Result")
 

@@ -18,11 +18,11 @@ from aiohttp import web
 
 from forebay.proxy.http1.server.listen import listen
 from forebay.proxy.http1.server.server import HttpServer
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.share.hub import BEAT, BEAT_S, HELLO, Hub, HubLink
-from forebay.proxy.share.serve_workers import _hold
-from forebay.proxy.share.workers import BAD_INPUT, WorkerPool, again_in_s
-from forebay.proxy.telemetry.log_events import LogEvent
-from forebay.traces.errors import InputError
+from forebay.proxy.workers.serve_workers import _hold
+from forebay.proxy.workers.workers import BAD_INPUT, WorkerPool, again_in_s
+from forebay.traces.ground.errors import InputError
 
 
 class Process:

@@ -33,8 +33,8 @@ from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
 from forebay.proxy.http1.server.cross_origin import cross_site_refusal
-from forebay.proxy.share.worker_histories import added_up
-from forebay.proxy.share.workers import Worker, WorkerPool
+from forebay.proxy.workers.worker_histories import added_up
+from forebay.proxy.workers.workers import Worker, WorkerPool
 
 ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
 BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower

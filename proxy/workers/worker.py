@@ -10,7 +10,7 @@ import typer
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.share.hub import HubLink
-from forebay.traces.errors import InputError
+from forebay.traces.ground.errors import InputError
 
 
 class WorkerLink(HubLink):
