@@ -52,14 +52,12 @@ class AsyncScheduler(Scheduler):
 class AsyncEngineCore(EngineCore):
     """An engine core that plans the next step while one is running."""
 
+    SCHEDULER = AsyncScheduler
     scheduler: AsyncScheduler
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._next: Scheduled | None = None
-
-    def _new_scheduler(self) -> Scheduler:
-        return AsyncScheduler(self.limits, self.pool)
 
     @property
     def has_work(self) -> bool:

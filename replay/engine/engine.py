@@ -6,6 +6,7 @@ that are added or aborted in between take effect in the next step, as in vLLM.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_blocks.pool import BlockPool
@@ -38,6 +39,8 @@ class StepResult:
 class EngineCore:
     """One simulated engine, without clock, I/O or randomness."""
 
+    SCHEDULER: ClassVar[type[Scheduler]] = Scheduler
+
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.model, self.gpu = config.model_spec, config.gpu_spec
@@ -47,7 +50,7 @@ class EngineCore:
         self.pool = BlockPool(
             config.num_blocks(), uncached_first=config.release.uncached_blocks_first
         )
-        self.scheduler = self._new_scheduler()
+        self.scheduler = self.SCHEDULER(self.limits, self.pool)
         self.prompt_tokens = 0  # prompts of requests that produced their first token
         self.generation_tokens = 0
         self._caches_new = self.speculation is not None and config.release.caches_new_tokens
@@ -66,9 +69,6 @@ class EngineCore:
             f"<EngineCore {self.model.name} on {self.gpu.name}: {self.running} running, "
             f"{self.waiting} waiting, KV {self.kv_usage:.1%}, {self.steps} steps>"
         )
-
-    def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.limits, self.pool)
 
     @property
     def kv_tokens(self) -> int:
