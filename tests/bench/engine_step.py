@@ -2,8 +2,8 @@
 
 Chats beside documents of 120,000 tokens, each asked about five times, at shares of the rate that
 the engines complete round robin: vLLM alone and behind Forebay, with its defaults, with
---long-prefill-token-threshold, and with the scheduler class. All seeds count together. With --trace
-one engine plays a trace as it is.
+--long-prefill-token-threshold, and with the scheduler class. Models of other routers have the flag.
+All seeds count together. With --trace one engine plays a trace as it is.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from arena_policies import FOREBAY
+from arena_policies import FOREBAY, MODELS
 from arena_score import CHAT_MOST
 from arena_workloads import ENGINE, at_load
 from guard import CHUNK, TARGET_S, play_rows
@@ -31,14 +31,16 @@ from forebay.traces.ground.schema import TraceRequest
 RESULTS = Path(__file__).parent / "results" / "engine-step.json"
 UNTIL_S = 200.0  # of each seed's trace, before its arrivals are scaled to the load
 RATES = 3.35, 0.165  # chats and documents a second for each GPU
-SET_UPS = {
-    "alone, default": ("direct", ENGINE),
-    "alone, flag": ("direct", replace(ENGINE, long_prefill_token_threshold=CHUNK)),
-    "alone, class": ("direct", replace(ENGINE, scheduler_cls="forebay")),
-    "Forebay, default": (FOREBAY, ENGINE),
-    "Forebay, flag": (FOREBAY, replace(ENGINE, long_prefill_token_threshold=CHUNK)),
-    "Forebay, class": (FOREBAY, replace(ENGINE, scheduler_cls="forebay")),
+ENGINES = {
+    "default": ENGINE,
+    "flag": replace(ENGINE, long_prefill_token_threshold=CHUNK),
+    "class": replace(ENGINE, scheduler_cls="forebay"),
 }
+SET_UPS = {
+    f"{name}, {flags}": (policy, engine)
+    for name, policy in (("alone", "direct"), ("Forebay", FOREBAY))
+    for flags, engine in ENGINES.items()
+} | {f"{model}, flag": (model, ENGINES["flag"]) for model in MODELS if model != "direct"}
 
 
 def rows_of(gpus: int, load: float, seed: int) -> list[TraceRequest]:

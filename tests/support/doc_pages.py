@@ -29,6 +29,7 @@ FILES: Mapping[str, Maker] = {
 BLOCKS: Mapping[str, Maker] = {
     "chart": results.picture,
     "problems": results.problems,
+    "scheduler": results.scheduler,
     "result tables": results.tables,
     "results in words": results.words,
     "all runs": results.all_runs,

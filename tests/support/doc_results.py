@@ -3,6 +3,7 @@
 Every figure that these pages quote is computed here, so no page can differ from the results.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -238,6 +239,43 @@ def problems() -> str:
         f"time the best model of a router. Two simulated H200 GPUs, {results().dates()}."
     )
     return "\n".join([*rows, "", about])
+
+
+SCHEDULER_CELL = "2 GPUs, 80%"
+SCHEDULER_ROWS = {
+    "alone, default": "vLLM alone, round robin",
+    "alone, flag": "the same, with the flag",
+    "": "best model of another router, with the flag",
+    "Forebay, flag": "Forebay, with the flag",
+    "alone, class": "vLLM alone, with the scheduler class",
+    "Forebay, class": "**Forebay, with the scheduler class**",
+}
+
+
+def scheduler() -> str:
+    """A table of what the scheduler class adds, from `tests/bench/engine_step.py`."""
+    cells = json.loads((RESULTS / "engine-step.json").read_text(encoding="utf-8"))
+    models = (cells[key] for m in MODELS if (key := f"{SCHEDULER_CELL}, {m}, flag") in cells)
+    best = max(models, key=lambda cell: float(cell["in_time"]))
+    lines = [
+        "| seconds | chats p50 / p90 / p99 | longest pause in an answer, p99 | documents p50 / p99 "
+        "| in time, percent |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for key, label in SCHEDULER_ROWS.items():
+        cell = cells[f"{SCHEDULER_CELL}, {key}"] if key else best
+        chats, documents = (
+            " / ".join(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in cell[name])
+            for name in ("chats_s", "documents_s")
+        )
+        pause, share = cell["pause_s"][0], 100 * cell["in_time"]
+        lines.append(f"| {label} | {chats} | {pause:.2g} | {documents} | {share:.1f} |")
+    about = (
+        "Virtual time, two simulated H200 GPUs at 80 % load, seeds 0 to 4: chats beside "
+        "120,000-token documents, about which five questions each are asked. *The flag* is vLLM's "
+        f"{FLAG}. The router is the one of {len(MODELS)} models with the most requests in time."
+    )
+    return "\n".join([*lines, "", about])
 
 
 def _both(workload: str) -> str:
