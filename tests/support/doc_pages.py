@@ -30,6 +30,7 @@ BLOCKS: Mapping[str, Maker] = {
     "chart": results.picture,
     "problems": results.problems,
     "scheduler": results.scheduler,
+    "scheduler cases": results.scheduler_cases,
     "result tables": results.tables,
     "results in words": results.words,
     "all runs": results.all_runs,

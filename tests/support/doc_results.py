@@ -278,6 +278,31 @@ def scheduler() -> str:
     return "\n".join([*lines, "", about])
 
 
+def scheduler_cases() -> str:
+    """A table of the cases of other projects behind Forebay, with the class and without it."""
+    text = (RESULTS / "cases-class.jsonl").read_text(encoding="utf-8")
+    cells: dict[tuple[str, float], dict[str, dict[str, float]]] = {}
+    for row in map(json.loads, text.splitlines()):
+        cells.setdefault((row["case"], row["load"]), {})[row["set_up"]] = row
+    lines = [
+        "| case, load | in time, percent | chats' p99 | long prompts' p99 | E2E p50 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    order = ("class", "flag", "default")
+    for (case, load), of in sorted(cells.items(), key=lambda c: _lead(c[1])):
+        shown = [
+            " / ".join("-" if (v := of[name][key]) is None else f"{v:.{places}f}" for name in order)
+            for key, places in (("in_time", 1), ("chat_p99", 2), ("long_p99", 1), ("e2e_p50_s", 1))
+        ]
+        lines.append(f"| {case} {load:g} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _lead(of: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the points in time by which the class is ahead of both other set-ups."""
+    return of["class"]["in_time"] - max(of[name]["in_time"] for name in ("flag", "default"))
+
+
 def _both(workload: str) -> str:
     """Return the p99s of chats and documents, each ours and the best other router's."""
     pairs = ((_p99(workload, OURS, bucket), _best(workload, bucket)) for bucket in BUCKETS)

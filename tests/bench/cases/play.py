@@ -150,8 +150,10 @@ def joined(parts: Sequence[Figures]) -> Figures:
     return Figures(**means | {"requests": sum(part.requests for part in parts)})  # type: ignore[arg-type]
 
 
-def scenario(case: Case, policy: str, flag: int, max_wait_s: float | None) -> Scenario:
-    engine = replace(case.engine(), long_prefill_token_threshold=flag)
+def scenario(
+    case: Case, policy: str, flag: int, max_wait_s: float | None, scheduler: str | None = None
+) -> Scenario:
+    engine = replace(case.engine(), long_prefill_token_threshold=flag, scheduler_cls=scheduler)
     if policy != FOREBAY:
         return Scenario(engine=engine, gpus=case.engines, policy=policy)
     proxy = Config()
@@ -192,12 +194,13 @@ def play(
     *,
     flag: int = 0,
     max_wait_s: float | None = None,
+    scheduler: str | None = None,
 ) -> list[SimOutcome]:
     """Play one cell and return the outcomes in order of arrival."""
     rows = case.make(pieces, seed)
     if policy == SPLIT:
         return split(case, rows, flag)
-    fleet = scenario(case, policy, flag, max_wait_s)
+    fleet = scenario(case, policy, flag, max_wait_s, scheduler)
     if case.waits:
         from forebay.replay.sim.turns import WaitingTurns  # an older checkout does not have it
 
@@ -229,6 +232,7 @@ def main() -> None:
         "--flag", type=int, nargs="?", const=CHUNK, default=0, metavar="TOKENS",
         help=f"long_prefill_token_threshold; without a number {CHUNK}",
     )  # fmt: skip
+    parser.add_argument("--scheduler-cls", metavar="CLASS", help="forebay: its scheduler class")
     parser.add_argument("--max-wait", type=float, metavar="S", help="of documents, in Forebay")
     parser.add_argument("--quick", action="store_true", help="some cells of all cases")
     parser.add_argument("--json", action="store_true", dest="as_json")
@@ -243,8 +247,9 @@ def main() -> None:
         pieces = [(options.seconds or (QUICK_S if options.quick else case.seconds), rate)]
         for seed in range(options.seed, options.seed + options.seeds):
             outcomes = play(
-                case, options.policy, pieces, seed, flag=options.flag, max_wait_s=options.max_wait
-            )
+                case, options.policy, pieces, seed, flag=options.flag, max_wait_s=options.max_wait,
+                scheduler=options.scheduler_cls,
+            )  # fmt: skip
             parts.append(figures(case, outcomes))
             p99s.append(tails(outcomes))
         chats_s, longer_s = (mean(np.array(column)) for column in zip(*p99s, strict=True))
