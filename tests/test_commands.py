@@ -238,6 +238,18 @@ def test_the_preview_of_the_demo_writes_nothing_and_rejects_one_document(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_preview_of_the_demo_with_the_scheduler_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every router's chats have short pauses then."""
+    assert main(["demo", "--preview", "--scheduler-cls", "forebay", "--json"]) == 0
+    for row in json.loads(capsys.readouterr().out)["preview"]:
+        assert row["ttft_ms"]["chat"]["p99"] < 1_000
+        assert row["stall_ms"]["chat"]["max"] < 250
+    assert main(["demo", "--preview", "--scheduler-cls", "other"]) == 2
+    assert "of all classes only forebay can be simulated" in capsys.readouterr().err
+
+
 @pytest.mark.timeout(300)
 def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
     out = tmp_path / "demo"

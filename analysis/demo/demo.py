@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forebay.replay.engine.flags import SchedulerCls
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json, talk
 from forebay.traces.ground.command_line.options import AsJson, EngineGpu, EngineModel, Force, a_time
@@ -19,7 +20,8 @@ EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by 
 through the proxy. Prints a table and writes an HTML report.
 
 First the same traffic is simulated in virtual time, which takes seconds; --preview stops there.
-All servers run with vLLM's --long-prefill-token-threshold 2048, as the documentation recommends.
+All servers run with vLLM's --long-prefill-token-threshold 2048, as the documentation recommends, or
+with --scheduler-cls forebay.
 
 Example:
 
@@ -62,6 +64,7 @@ def demo(
     ] = 200.0,
     model: EngineModel = "Llama-3-8B",
     gpu: EngineGpu = "H200",
+    scheduler_cls: SchedulerCls = None,
     seed: Annotated[int, typer.Option(help="seed of the traffic")] = 0,
     force: Force = False,
     as_json: AsJson = False,
@@ -76,7 +79,13 @@ def demo(
     # Options are checked before anything is written or started.
     if not preview:
         check_out(out, (out / "trace.jsonl", out / "report.html"), force)
-    fleet = Engines(model=model, gpu=gpu, time_scale=time_scale, chunk_tokens=CHUNK_TOKENS)
+    fleet = Engines(
+        model=model,
+        gpu=gpu,
+        time_scale=time_scale,
+        chunk_tokens=None if scheduler_cls else CHUNK_TOKENS,
+        scheduler_cls=scheduler_cls,
+    )
     fleet.check()
     spec = ChatBesideDocuments(
         chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed

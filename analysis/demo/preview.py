@@ -1,11 +1,11 @@
 """Simulate the traffic of the demo in virtual time: the proxy, and models of other routers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from forebay.analysis.demo.processes import Engines
 from forebay.proxy.config.schema import Config
-from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.slo import default_slos
 from forebay.replay.sim.scenario import DIRECT, Scenario
 from forebay.replay.sim.sweep import SweepCase, run_case
@@ -24,9 +24,7 @@ ROUTERS = {
 
 def preview(rows: Sequence[TraceRequest], fleet: Engines) -> list[dict[str, Any]]:
     """Return a summary for each router, with its name under "case"."""
-    engine = EngineConfig(
-        model=fleet.model, gpu=fleet.gpu, long_prefill_token_threshold=fleet.chunk_tokens or 0
-    )
+    engine = replace(fleet.config(), time_scale=1.0)
     workload = SimWorkload(trace=rows)
     slos = default_slos(DEFAULT_BUCKETS)
     return [

@@ -12,9 +12,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from forebay.replay.engine.config import EngineConfig
 
 READY_S = 60.0
 STOP_S = 10.0
@@ -95,6 +99,7 @@ class Engines:
 
     Attributes:
         chunk_tokens: their --long-prefill-token-threshold, also set in the proxy. None: unset.
+        scheduler_cls: their --scheduler-cls, also set in the proxy. None: vLLM's own.
     """
 
     model: str = "Llama-3-8B"
@@ -102,12 +107,25 @@ class Engines:
     count: int = 2
     time_scale: float = 1.0
     chunk_tokens: int | None = None
+    scheduler_cls: str | None = None
 
     def check(self) -> None:
         """Raise InputError, before anything starts, for values that no engine accepts."""
+        self.config()
+
+    def config(self) -> "EngineConfig":
+        """Return the options of one engine (InputError: a value that no engine accepts)."""
         from forebay.replay.engine.config import EngineConfig
 
-        EngineConfig(model=self.model, gpu=self.gpu, time_scale=self.time_scale)
+        config = EngineConfig(
+            model=self.model,
+            gpu=self.gpu,
+            time_scale=self.time_scale,
+            long_prefill_token_threshold=self.chunk_tokens or 0,
+            scheduler_cls=self.scheduler_cls,
+        )
+        config.limits()
+        return config
 
     def command(self) -> list[str]:
         """Return the words after `forebay` that start one engine on a free port."""
@@ -115,6 +133,8 @@ class Engines:
         words += ["--time-scale", str(self.time_scale), "--enable-prompt-tokens-details"]
         if self.chunk_tokens is not None:
             words += ["--long-prefill-token-threshold", str(self.chunk_tokens)]
+        if self.scheduler_cls is not None:
+            words += ["--scheduler-cls", self.scheduler_cls]
         return words
 
 
@@ -138,7 +158,8 @@ async def proxy(backends: Sequence[str], logs: Path, fleet: Engines) -> AsyncIte
     divided by X, so that the default configuration is simulated.
     """
     config = logs / "proxy.yaml"
-    text = proxy_config(backends, fleet.time_scale, fleet.chunk_tokens)
+    ours = fleet.config().limits().pause_s > 0
+    text = proxy_config(backends, fleet.time_scale, fleet.chunk_tokens, bounded=ours)
     with whole_file(config) as file:
         file.write(text.encode())
     words = ["proxy", "--config", str(config)]
@@ -147,14 +168,24 @@ async def proxy(backends: Sequence[str], logs: Path, fleet: Engines) -> AsyncIte
 
 
 def proxy_config(
-    backends: Sequence[str], time_scale: float, chunk_tokens: int | None = None
+    backends: Sequence[str],
+    time_scale: float,
+    chunk_tokens: int | None = None,
+    *,
+    bounded: bool = False,
 ) -> str:
-    """The default configuration with every duration divided by the time scale."""
+    """Return the default configuration with every duration divided by the time scale.
+
+    Args:
+        bounded: the backends have Forebay's scheduler class.
+    """
 
     def ms(seconds: float) -> str:
         return f"{max(1.0, seconds / time_scale * 1000):.0f}ms"
 
     flag = f", long_prefill_token_threshold: {chunk_tokens}" if chunk_tokens else ""
+    if bounded:
+        flag += ", scheduler: forebay"
     servers = "\n".join(
         f"  - {{name: gpu{i}, url: {url!r}{flag}}}" for i, url in enumerate(backends)
     )

@@ -33,6 +33,10 @@ MaxNumBatchedTokens = Annotated[
 MaxNumSeqs = Annotated[
     int | None, typer.Option(help="Most requests in a step; default by the GPU's memory.")
 ]
+SchedulerCls = Annotated[
+    str | None,
+    typer.Option(help="vllm: vLLM's own scheduler class; forebay: Forebay's. Default: vllm."),
+]
 GpuMemoryUtilization = Annotated[float, typer.Option(help="Share of GPU memory that vLLM uses.")]
 
 
@@ -132,10 +136,7 @@ class ModelFlags(PlacementFlags):
             help="Let layers with a window keep the whole context, too.",
         ),
     ] = False
-    scheduler_cls: Annotated[
-        str | None,
-        typer.Option(help="vllm: vLLM's own scheduler class; forebay: Forebay's. Default: vllm."),
-    ] = None
+    scheduler_cls: SchedulerCls = None
     additional_config: Annotated[
         str | None,
         typer.Option(help='JSON; of {"forebay": {"pause": 0.1}} the pause acts, in seconds.'),

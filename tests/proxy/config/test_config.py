@@ -60,6 +60,8 @@ def test_the_demo_runs_the_default_configuration(tmp_path: Path) -> None:
         assert measured.model_dump()[key] == value, key
     (theirs,), (ours,) = measured.backends, default.backends
     assert theirs.model_copy(update={"name": ours.name}) == ours
+    bounded = proxy_config(["http://127.0.0.1:8001"], 1.0, bounded=True)
+    assert load_config(in_file(tmp_path, bounded), {}, {}).backends[0].scheduler == "forebay"
 
 
 def test_a_target_follows_max_wait() -> None:
