@@ -21,9 +21,9 @@ install: ## put forebay on your PATH
 	@$(PYTHON) -c $(NEEDS_PYTHON)
 	@if [ "$$FOREBAY_COMPILE" = 1 ]; then \
 	  echo "Compiling the policy takes some minutes; FOREBAY_COMPILE=0 make install leaves it out." >&2; fi
-	@if command -v pipx >/dev/null; then pipx install --force --python $(PYTHON) .; else \
+	@if command -v pipx >/dev/null; then pipx install --force --python $(PYTHON) '.[lab]'; else \
 	  echo "pipx is not installed. These two lines do the same; ~/.local/bin must be in your PATH:" >&2; \
-	  echo "  $(PYTHON) -m venv ~/.local/share/forebay && FOREBAY_COMPILE=$$FOREBAY_COMPILE ~/.local/share/forebay/bin/pip install $(CURDIR)"; \
+	  echo "  $(PYTHON) -m venv ~/.local/share/forebay && FOREBAY_COMPILE=$$FOREBAY_COMPILE ~/.local/share/forebay/bin/pip install '$(CURDIR)[lab]'"; \
 	  echo "  mkdir -p ~/.local/bin && ln -sf ~/.local/share/forebay/bin/forebay ~/.local/bin/"; \
 	  exit 1; fi
 
@@ -36,6 +36,17 @@ test: .venv/dev ## static checks and all tests
 quick: .venv/dev ## static checks and the tests without servers, in a minute
 	@$(MAKE) --no-print-directory -j3 run-quick $(CHECKS)
 
+# The same for one product: types, and the tests of its folders.
+LAB := $(addprefix tests/replay/,engine fleet sim validation) $(addprefix tests/analysis/,experiments kv sizing tune)
+quick-proxy: PARTS := tests/proxy tests/core tests/behaviour tests/faults
+quick-load: PARTS := tests/traces tests/replay tests/analysis $(addprefix --ignore=,$(LAB))
+quick-lab: PARTS := $(LAB)
+quick-proxy: ## types and quick tests of the proxy
+quick-load: ## types and quick tests of traces, load tests and reports
+quick-lab: ## types and quick tests of the simulator, sizing, studies and fleet
+quick-proxy quick-load quick-lab: .venv/dev check-types
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --quick $(PARTS)
+
 check: .venv/dev ## the static checks alone
 	@$(MAKE) --no-print-directory -j2 $(CHECKS)
 
@@ -47,7 +58,7 @@ weight: .venv/dev ## write figures that fell into tests/weight.json, and fail at
 
 # For the targets above, which set up .venv first.
 CHECKS := check-types check-imports check-lint check-format
-.PHONY: quick run-quick run-tests $(CHECKS)
+.PHONY: quick quick-proxy quick-load quick-lab run-quick run-tests $(CHECKS)
 
 # Three workers for two cores: many tests wait for a server or a process.
 run-tests:

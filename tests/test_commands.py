@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_runs import write_pair
 
 from forebay.analysis.demo.processes import ServerFailed
 from forebay.proxy.cli import COMMANDS, main
@@ -272,3 +273,19 @@ def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
         for name in ("run.json", "requests.parquet", "latency.hlog"):
             assert (out / side / name).stat().st_size > 0
     assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "jinja2"])
+def test_a_missing_extra_is_named_in_one_line(
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, _ = write_pair(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "forebay.analysis.report.report", raising=False)
+    words = ["report", str(folder), "-o", str(tmp_path / "report.html")]
+    assert main(words) == 2
+    line = f"forebay report: {package} is not installed: pip install 'forebay[load]'\n"
+    assert capsys.readouterr().err == line

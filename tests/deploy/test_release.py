@@ -185,5 +185,5 @@ def test_make_install_says_how_without_pipx(tmp_path: Path) -> None:
     assert done.returncode != 0
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert len(lines) == 2
-    assert lines[0].endswith(f"pip install {ROOT}")
+    assert lines[0].endswith(f"pip install '{ROOT}[lab]'")
     assert lines[1].endswith("~/.local/bin/")

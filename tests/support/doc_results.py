@@ -243,8 +243,7 @@ def problems() -> str:
 
 SCHEDULER_CELL = "2 GPUs, 80%"
 SCHEDULER_ROWS = {
-    "alone, default": "vLLM alone, round robin",
-    "alone, flag": "the same, with the flag",
+    "alone, flag": "vLLM alone, round robin, with the flag",
     "": "best model of another router, with the flag",
     "Forebay, flag": "Forebay, with the flag",
     "alone, class": "vLLM alone, with the scheduler class",

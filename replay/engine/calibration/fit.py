@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.replay.engine.timing.step_constants import CONSTANTS, Calibration
-from forebay.traces.ground.errors import InputError
 
 CANDIDATES = {
     "gemm_compute": 0.2,
@@ -97,8 +96,6 @@ def fit_times(
     Args:
         slope_step: step of ln(constant) for slopes, coarse where predictions are not smooth.
         least_gain: a round that lowers the sum of squares by less than this share is the last.
-
-    Raises InputError without scipy.
     """
     if not len(measured_s):
         return Fit(prior, (), {}, (), {}, 0.0)
@@ -193,7 +190,9 @@ class _Problem:
             values = np.clip(np.exp(logs), low, high).tolist()
             return replace(start, **dict(zip(names, values, strict=True)))
 
-        solution = _least_squares()(
+        from scipy.optimize import least_squares  # of the extra `lab`
+
+        solution = least_squares(
             lambda logs: self.residuals(constants(logs)),
             np.log(np.clip([getattr(start, name) for name in names], low, high)),
             jac=lambda logs: self.slopes(constants(logs), names),
@@ -205,16 +204,6 @@ class _Problem:
             max_nfev=MOST_ROUNDS,
         )
         return constants(solution.x), _errors(solution.jac, solution.fun, names)
-
-
-def _least_squares() -> Any:
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise InputError(
-            "a fit needs scipy, which is not installed: pip install 'forebay[lab]'"
-        ) from None
-    return least_squares
 
 
 def _identifiable(

@@ -13,6 +13,9 @@ from forebay.traces.ground.command_line.plain_words import plain_words
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.redaction import without_user_info
 
+EXTRAS = {"jinja2": "load", "pyarrow": "load", "scipy": "lab"}
+"""Packages that the proxy does not need, and the extra that installs each."""
+
 
 def new_app(**options: Any) -> PlainTyper:
     """Make a Typer app with plain help and plain tracebacks."""
@@ -21,9 +24,11 @@ def new_app(**options: Any) -> PlainTyper:
 
 def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
     """Run `app` with `words`, and return the exit status."""
+    # `--quiet` of an earlier command does not hold for this one.
     command = typer.main.get_command(app)
-    quiet_before = is_quiet()  # `--quiet` is for this command only
+    quiet_before = is_quiet()
     be_quiet(False)
+    # Run it. Bad input and a missing package are one line each.
     try:
         status = command.main(list(words), prog_name=f"forebay {word}", standalone_mode=False)
     except ClickException as error:
@@ -35,6 +40,12 @@ def run_command(app: typer.Typer, word: str, words: Sequence[str]) -> int:
         return 130
     except InputError as error:
         _complain(word, str(error))
+        return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        _complain(word, f"{package} is not installed: pip install 'forebay[{EXTRAS[package]}]'")
         return 2
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # Click ends the program itself

@@ -452,8 +452,6 @@ def test_a_fit_without_scipy_names_the_extra(
     words = ("engine", "fit", str(points), "--model", "llama-3-8b", "--gpu", "h200")
     done = forebay(*words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "forebay engine: a fit needs scipy, which is not installed: pip install 'forebay[lab]'\n"
-    )
+    assert done.stderr == ("forebay engine: scipy is not installed: pip install 'forebay[lab]'\n")
     compared = forebay(*words, "--hold-out", "1", "--json")
     assert json.loads(compared.stdout)["fitted"] == []
