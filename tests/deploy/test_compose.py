@@ -19,9 +19,17 @@ from deploy_tools import needs_tool, tool
 from paths import ROOT
 from ports import free_ports
 from started import FOREBAY, eventually, started
+from vllm_server import needed_vllm_python
 
 DEPLOY = ROOT / "deploy"
 FILES = ("-f", str(DEPLOY / "compose.yaml"))
+
+
+def plain(name: str) -> dict[str, Any]:
+    """A file of `deploy` without Compose's own tags."""
+    text = (DEPLOY / name).read_text(encoding="utf-8").replace("!reset null", "{}")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
 
 
 def services(*files: str, **environ: str) -> dict[str, Any]:
@@ -59,13 +67,32 @@ def test_the_real_stack() -> None:
         assert found[name]["command"][0] == "some/model"
 
 
-def test_both_sides_know_the_same_flag() -> None:
+def test_both_sides_know_the_scheduler() -> None:
     proxy = yaml.safe_load((DEPLOY / "compose-proxy.yaml").read_text())
-    thresholds = {backend["long_prefill_token_threshold"] for backend in proxy["backends"]}
-    for name in ("compose.yaml", "compose.vllm.yaml"):
-        text = (DEPLOY / name).read_text()
-        flags = re.findall(r'--long-prefill-token-threshold\W+"(\d+)"', text)
-        assert {int(flag) for flag in flags} == thresholds, name
+    assert {backend["scheduler"] for backend in proxy["backends"]} == {"forebay"}
+    for name, part in (("compose.yaml", "x-engine"), ("compose.vllm.yaml", "x-vllm")):
+        words = plain(name)[part]["command"]
+        assert words[words.index("--scheduler-cls") + 1].startswith("forebay"), name
+
+
+def test_vllm_finds_the_class_in_the_mounted_folder(tmp_path: Path) -> None:
+    """The mount of compose.vllm.yaml, tried with an interpreter that has vLLM."""
+    service = plain("compose.vllm.yaml")["x-vllm"]
+    place, inside, _ = service["volumes"][1].split(":")
+    root = dict(each.split("=") for each in service["environment"] if "=" in each)
+    link = tmp_path / Path(inside).relative_to(root["PYTHONPATH"])
+    link.parent.mkdir()
+    link.symlink_to(DEPLOY / place)
+    name = next(word for word in service["command"] if word.startswith("forebay."))
+    module, _, attribute = name.rpartition(".")
+    done = subprocess.run(
+        [needed_vllm_python(), "-c", f"from {module} import {attribute}"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_grafana_finds_the_data_and_the_dashboard() -> None:

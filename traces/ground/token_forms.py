@@ -61,8 +61,11 @@ _NONE = (slice(1), b"no chunk", slice(1), b"", slice(1))
 
 
 def token_forms(event: bytes) -> TokenForms | None:
-    """Make the forms of an event with one token, or None if bytes cannot delimit its text."""
+    """Make the forms of an event with one token.
+
+    Returns None if bytes cannot delimit its text, or if there are several events.
+    """
     match = _TEXT.search(event)
-    if match is None or match[1].endswith(b"\\"):
+    if match is None or match[1].endswith(b"\\") or b"\n\n" in event.rstrip(b"\n"):
         return None
     return TokenForms(event[: match.start(1)], event[match.end(1) :])

@@ -23,6 +23,8 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import RunningEngine, start_engine
 
+LOCKED = ServerOptions(api_key=["k"], enable_prompt_tokens_details=True)
+
 
 async def chats(on: Stage, count: int = 60) -> None:
     for number in range(0, count, 3):
@@ -76,7 +78,8 @@ def found_in(
                 await stack.enter_async_context(start_engine(EngineConfig(**first))),
                 await stack.enter_async_context(
                     start_engine(
-                        EngineConfig(**{**first, **second}), options=options or ServerOptions()
+                        EngineConfig(**{**first, **second}),
+                        options=options or ServerOptions(enable_prompt_tokens_details=True),
                     )
                 ),
             ]
@@ -116,7 +119,7 @@ async def much_work(engine: RunningEngine) -> None:
         ({"second": {"enable_prefix_caching": False}}, "prefix caching", "b1 runs without prefix"),
         ({"second": {}, "models": {"gpt": "tinny"}}, "models",
          "models: gpt stands for tinny, which no backend serves"),
-        ({"second": {}, "options": ServerOptions(api_key=["k"])}, "backends answer",
+        ({"second": {}, "options": LOCKED}, "backends answer",
          "b1 does not list its models"),
         ({"second": {}, "beside": much_work}, "other clients",
          "b1 has 12 requests, and the proxy sent it 0"),
@@ -139,8 +142,7 @@ def test_several_models_are_no_fault() -> None:
 
 
 def test_a_key_for_the_backends_is_used() -> None:
-    options = ServerOptions(api_key=["k"])
-    assert found_in({}, options=options, upstream_api_key="k") == []
+    assert found_in({}, options=LOCKED, upstream_api_key="k") == []
 
 
 async def test_a_backend_that_dies_and_one_that_fails() -> None:

@@ -241,7 +241,11 @@ def misc_behaviour(text: str) -> None:
         assert busy.body == b'{"success":false}'
         running.cancel()
 
-    on_server(small, options=ServerOptions(server_dev_mode=True), enable_request_id_headers=False)
+    on_server(
+        small,
+        options=ServerOptions(server_dev_mode=True, enable_prompt_tokens_details=True),
+        enable_request_id_headers=False,
+    )
 
     async def busy(engine: RunningEngine, client: Client) -> dict[str, list[wire.Answer]]:
         answers = {}
