@@ -53,13 +53,13 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def proxy_tasks() -> list[str]:
     """Tasks that do not serve a kept connection, on either side of the proxy."""
     tasks = [str(task.get_coro()) for task in asyncio.all_tasks()]
     return [t for t in tasks if "RawBackend" not in t and "RequestHandler" not in t]
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nothing_is_left_over(seed: int) -> None:
     dice = random.Random(seed)

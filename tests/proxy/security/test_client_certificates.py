@@ -270,9 +270,7 @@ async def test_authorities_change_while_clients_ask(tmp_path: Path) -> None:
         # Open connections stay good while their authority does.
         file.write_bytes(CLIENTS.cert_pem.bytes() + STRANGERS.cert_pem.bytes())
         await asyncio.sleep(3 * WATCH_S)
-        open_before = len(on.proxy.server.connections) if hasattr(on.proxy, "server") else None
         assert [await ask(on, one) for one in (first, second, first)] == [200] * 3
-        assert open_before is None or open_before >= 1
         # Without it they end, and so does the session that they might resume.
         asking = [asyncio.create_task(ask(on, second)) for _ in range(10)]
         file.write_bytes(STRANGERS.cert_pem.bytes())
