@@ -33,7 +33,7 @@ RELOADS: dict[Result, LogEvent] = {
 }
 WATCH_S = 0.5  # interval of the check of the file, which must be unchanged between two checks
 LOOK_UP_EVERY_S = 5.0  # interval at which the names of `dns` backends are looked up
-UNCHANGED_S = 60.0  # in which the log says once that a reload found nothing new
+UNCHANGED_S = 60.0  # time in which the log says only once that a reload found nothing new
 LEAVE_CHECK_S = 0.1  # interval of the check whether a removed backend is empty
 
 

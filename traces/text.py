@@ -27,7 +27,7 @@ BYTES_PER_TOKEN = 4
 
 _ID_WORDS = 8
 _CACHED_BLOCKS = 16_384
-_CACHED_RUNS = 2_048  # of 4,096 tokens, as replays make them: 32 MiB
+_CACHED_RUNS = 2_048  # runs of 4,096 tokens, as replays make them: 32 MiB
 _CACHED_BLOCK_TOKENS = 1_024  # 16,384 blocks of at most 4 KiB: at most 64 MiB, 32 at 512 tokens
 
 _TABLE = (

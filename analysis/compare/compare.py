@@ -50,7 +50,7 @@ from forebay.analysis.statistics.quantiles import MIN_BEYOND, SHARES, Floats
 from forebay.analysis.statistics.units import listed
 from forebay.replay.plan.slo import Slo
 
-JSON_FIELDS = ("section", "key", "unit", "a", "b", "ratio", "better")  # of a line
+JSON_FIELDS = ("section", "key", "unit", "a", "b", "ratio", "better")  # fields of a line
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
 
 
@@ -170,7 +170,7 @@ def definition_notes(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int) -> Comparison:
-    """Compare two runs, without the doubts about their clients."""
+    """Compare two runs. `_with_doubts` adds the doubts about their clients."""
     buckets = tuple(dict.fromkeys([*a.buckets, *b.buckets]))
     # First the lines of the whole runs, then those of each bucket.
     lines = [

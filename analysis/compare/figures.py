@@ -51,8 +51,8 @@ class Figures:
     hit_ratio: float | None
     rates: Mapping[str, float | None]  # by the keys of summary.json, such as requests_per_s
     observed_s: float | None  # the time in which requests were due, by which goodput is divided
-    rows: NDArray[np.bool_] = field(repr=False)  # the requests in the run's table
-    ok: NDArray[np.bool_] = field(repr=False)  # the answered requests
+    rows: NDArray[np.bool_] = field(repr=False)  # mask of the run's rows: requests of the bucket
+    ok: NDArray[np.bool_] = field(repr=False)  # mask of the run's rows: its answered requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class RunFigures:
 
     run: RunData
     name: str
-    buckets: Sequence[str]  # in which the run had requests
+    buckets: Sequence[str]  # buckets in which the run had requests
     of: Mapping[str | None, Figures]  # by bucket of any compared run; None: all requests
     costs: Mapping[str, float | None]
     backends: Sequence[BackendRow]
     rejections: Sequence[UnansweredRow]
     imbalance: float | None
-    differs: Mapping[str, str]  # by the latencies that the run defines otherwise: how
+    differs: Mapping[str, str]  # the run's own definitions of latencies, by latency
 
 
 def run_figures(

@@ -89,7 +89,7 @@ class ComparisonRow:
     unit: Unit
     a: float | None
     b: float | None
-    texts: list[str]  # of A and B
+    texts: list[str]  # texts of A and B
     ratio: float | None
     change: float | None
     factor: str  # the larger of both divided by the smaller, such as 1.9×

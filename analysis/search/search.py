@@ -115,7 +115,7 @@ class SearchQuestion:
         return self.rows[first : first + size]
 
     def parts_at(self, load: float) -> int:
-        """Return the most parts that may be measured at a load, a power of two."""
+        """Return the largest number of parts, a power of two, that a load may be measured with."""
         if self.repeats:
             return self.most_parts
         parts = min(self.most_parts, max(1, len(self.rows) // self._size(load)))
@@ -208,30 +208,33 @@ class LoadSearch:
         return self.evidence(load, 1).share >= self.question.wanted
 
     def passes(self, index: int) -> bool | None:
-        """Measure a load until it is decided. None if all parts leave it open, or would."""
+        """Measure 1, 2, 4, ... parts of a load until they decide it.
+
+        Returns None if all parts leave it open, or can be expected to.
+        """
         question, load = self.question, self.question.load(index)
-        looks, most = 1, question.parts_at(load)
-        while looks <= most:
-            while len(self.trials.get(load, ())) < looks:
+        parts, most_parts = 1, question.parts_at(load)
+        while parts <= most_parts:
+            while len(self.trials.get(load, ())) < parts:
                 self._measure(load)
-            decided = self.decided(load, looks)
-            if decided is not None:
-                return decided
-            if looks >= LEAST_GIVEN_UP and looks < most and self._hopeless(load, looks, most):
+            verdict = self.decided(load, parts)
+            if verdict is not None:
+                return verdict
+            if LEAST_GIVEN_UP <= parts < most_parts and self._hopeless(load, parts, most_parts):
                 return None
-            looks *= 2
+            parts *= 2
         return None
 
-    def _hopeless(self, load: float, looks: int, most: int) -> bool:
-        """True if all parts would leave a load open, were the rest like the parts until now."""
-        so_far, question = self.evidence(load, looks), self.question
+    def _hopeless(self, load: float, parts: int, most_parts: int) -> bool:
+        """True if all parts would leave a load open, were the rest like the measured parts."""
+        so_far, question = self.evidence(load, parts), self.question
         needed = so_far.requests_to_decide(question.wanted, question.z)
-        if needed <= so_far.count * most / looks:
+        if needed <= so_far.count * most_parts / parts:
             return False
         takes = f"it takes about {needed:,.0f}" if needed <= MOST_TOLD else "no number of them does"
         self._told(
             f"{load:g}/s: given up, as {so_far.share:.2%} is too near {question.wanted:.2%} for "
-            f"{so_far.count * most // looks:,} requests to decide; {takes}"
+            f"{so_far.count * most_parts // parts:,} requests to decide; {takes}"
         )
         return True
 

@@ -27,7 +27,7 @@ from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.schema import TraceRequest
 
 Words = NDArray[np.object_]
-COLUMNS = {  # of a run, by metric
+COLUMNS = {  # columns of a run, by metric
     "ttft": "ttft_response_s",
     "e2e": "e2e_response_s",
     "tpot": "tpot_s",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forebay.analysis.sizing.workload import Users
     from forebay.replay.sim.scenario import Scenario
 
-SEEDS = 3  # at least
+SEEDS = 3  # fewest seeds of an answer
 RESULTS, PLOT = "results.json", "plot.svg"
 
 

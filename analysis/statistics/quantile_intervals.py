@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic
 
 FEWEST_SAMPLES = 20  # with fewer, even the median is noise
-BATCHES, SEPARATE_BATCHES = 10, 5  # of paired and of separate runs
+BATCHES, SEPARATE_BATCHES = 10, 5  # batches of paired and of separate runs
 T_95, SEPARATE_T_95 = 2.262, 2.776  # Student's t for 95 % on both sides, with one fewer freedoms
 LEAST_STEP, WIDEN, WIDEST = 0.01, 1.6, 7.0  # steps to a limit, in the log of the ratio
 HALVINGS = 10

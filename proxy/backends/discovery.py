@@ -12,7 +12,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.client.dns_cache import HostName
 from forebay.proxy.log_events import LogEvent, Say
 
-LOOK_UP_S = 5.0  # at most, until an answer; a later one counts at the next look-up
+LOOK_UP_S = 5.0  # longest wait for an answer; a later answer counts at the next look-up
 
 
 class Discovery:

@@ -98,7 +98,7 @@ class BackendLink:
         return True
 
     def use_models(self, names: Sequence[str]) -> None:
-        """Take the configured models. Without any, the known models stay until the next probe."""
+        """Use the configured models. Without any, the known models stay until the next probe."""
         self.models = configured_models(names) or self.models
         self.ask_models_at = inf if names else -inf
 

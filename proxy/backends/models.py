@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-Entries = Mapping[str, Mapping[str, Any]]  # of GET /v1/models, by the name of the model
+Entries = Mapping[str, Mapping[str, Any]]  # entries of GET /v1/models, by the name of the model
 
 
 class Wanted(NamedTuple):
@@ -64,7 +64,7 @@ class Models:
         return self.differ or bool(self.aliases)
 
     def update(self, aliases: Mapping[str, str], served: Iterable[Entries | None]) -> None:
-        """Take the models that each backend serves now, or None where they are unknown."""
+        """Store the models that each backend serves now, or None where they are unknown."""
         lists = [entries for entries in served if entries is not None]
         self.aliases, self._listed = aliases, {}
         for entries in lists:

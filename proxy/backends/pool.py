@@ -192,7 +192,7 @@ class Backends:
     # Changes by an operator.
 
     def drain(self, name: str, *, drained: bool) -> None:
-        """Give a backend no new work regardless of its health, or take it back as that allows."""
+        """Stop new work for a backend, or allow it again as far as the health permits."""
         link = self.links[name]
         if drained == link.drained:
             return

@@ -35,7 +35,7 @@ class ServedModels(Models):
         self._say = say
 
     def apply(self, aliases: Mapping[str, str]) -> None:
-        """Take the models that each backend serves now, and their other names."""
+        """Apply the models that each backend serves now, and their other names."""
         self.update(aliases, [link.models for link in self._links.values()])
         for link in self._links.values():
             self._health.set_models(link.name, _names(link))
@@ -55,7 +55,7 @@ class ServedModels(Models):
         self.moved.clear()
 
     def changed(self, link: BackendLink) -> None:
-        """Take the answer of a backend that serves other models than before."""
+        """Apply the answer of a backend that serves other models than before, and log it."""
         differed = self.differ
         self.apply(self.aliases)
         if not self.differ:

@@ -16,7 +16,7 @@ models. At 512, 98.3 % of Azure's conversations are in time at 1.24 times the ca
 BOUNDED_TOKENS: Final = 2048
 """Forebay's scheduler is forecast as an engine that chunks prompts by this many tokens. From 1,024
 to 8,192 chats' p99 on two engines differs by 9 % at 80 % load. Documents' p99 is best here."""
-MOST_RANKS: Final = 64  # of one server
+MOST_RANKS: Final = 64  # data-parallel ranks of one server
 RANK_HEADER: Final = "x-data-parallel-rank"  # vLLM then takes this rank, not the least busy one
 ModelName = Annotated[str, Field(min_length=1)]
 

@@ -47,11 +47,11 @@ Reason = Literal[
 
 FAILURES = 3  # in a row, by requests; doubled: three more clients see a dead backend
 FAILED_PROBES = 2  # in a row; doubled: a backend that hangs is found two probes later
-# The first time, and doubled each time up to. Both doubled: a healthy backend is missed for longer.
+# First and longest time out of rotation. Both doubled: a healthy backend is missed for longer.
 HOLD_S, LONGEST_HOLD_S = 0.5, 30.0
 LONGEST_DOWN_S = 2.0  # after `down`, whose good probe counts; doubled: it is back 2 s later
 GRAY_LEAST = 5  # first tokens in the window; doubled: a backend with few requests is never gray
-# The same while it reports that it is full. Both doubled: it may run empty before it gets more.
+# The same for a full backend that gets no work. Both doubled: it may run empty meanwhile.
 FULL_S, LONGEST_FULL_S = 0.25, 5.0
 
 ANY, NONE = inf, -inf
@@ -120,7 +120,7 @@ class _Backend:
         if self.state == "up" and now - self.since > LONGEST_HOLD_S:
             self.ejections = 0
         hold_s, longest_s = HOLD_S, LONGEST_DOWN_S if state == "down" else LONGEST_HOLD_S
-        for _ in range(self.ejections):  # no power of 2: it may have been ejected for years
+        for _ in range(self.ejections):  # doubled for each earlier ejection
             hold_s = min(longest_s, 2 * hold_s)
         self.held_until = now + hold_s
         self.ejections = min(self.ejections + 1, 16)

@@ -54,7 +54,7 @@ class ModelledEngine:
         self._prefills: dict[str, ModelledPrefill] = {}
 
     def add(self, sent: InFlight, now: float) -> None:
-        """Take a request that is sent now."""
+        """Add the prefill of a request that is sent now."""
         self._prefills[sent.request.id] = ModelledPrefill(sent)
         if self.ends_at == inf:
             self._begin(now)

@@ -214,7 +214,7 @@ class ChangeLog(Generic[Key]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._latest: list[Key] = []
-        self._first = 0  # number of the first that is kept
+        self._first = 0  # number of the oldest change that is kept
 
     def add(self, key: Key) -> None:
         """Note a change."""

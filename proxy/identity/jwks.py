@@ -153,7 +153,7 @@ class KeySet:
                 await self.refresh(say, fetch)
 
     async def refresh(self, say: Say, fetch: Fetch | None = None) -> None:
-        """Take the keys of the URL, if there is one. Log a failure once.
+        """Fetch the keys of the URL, if there is one, and use them. Log a failure once.
 
         Args:
             fetch: returns the body of the URL's answer. Raises OSError.
@@ -166,7 +166,7 @@ class KeySet:
             say(LogEvent.JWKS_UNREACHABLE, f"{self._trouble}; the keys that are known stay")
 
     async def _fetched(self, url: str, fetch: Fetch) -> str:
-        """Take the keys of a URL. Returns the reason of a failure, "" after a success."""
+        """Fetch and use the keys of a URL. Returns why it failed, or "" after a success."""
         try:
             keys = parse_jwks(await fetch(url), url)
         except InputError as error:

@@ -31,10 +31,10 @@ REPLAY_S = 5.0  # longest wait for one message of a replay
 AGAIN_S = 5.0  # delay after an unexpected error
 WAITING_BATCHES = 10_000  # bound of ZeroMQ's queue; beyond it drops batches, and we replay
 BATCH_BYTES = 16 << 20  # a larger batch is not decoded; a step of 256k tokens takes 2 MB
-MOST_BYTES = 4 * BATCH_BYTES  # of a message; ZeroMQ disconnects who sends a larger one
+MOST_BYTES = 4 * BATCH_BYTES  # largest message; ZeroMQ disconnects the sender of a larger one
 BIND_TRIES, BIND_AGAIN_S = 10, 0.05
 FALLBACK = "its prefix index is corrected by its responses instead"
-POOL_SHARE = 0.95  # of the KV cache that blocks can be known of; the rest is in use
+POOL_SHARE = 0.95  # share of the KV cache whose blocks can be known; the rest is in use
 
 
 class Followers:
@@ -216,7 +216,7 @@ class Follower:
                 await self._live(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _live(self, number: int, payload: bytes) -> None:
-        """Take a published batch. Batches arrive in order, but some may be missing."""
+        """Apply a published batch. Batches arrive in order, but some may be missing."""
         if number <= self._last_live:
             self._restarted()
         elif self._last_live < 0 and number < self._next:

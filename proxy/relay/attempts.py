@@ -153,7 +153,7 @@ class Attempts:
         self, attempt: Attempt, request: BackendRequest, listener: StreamListener
     ) -> Answer:
         """Ask the backend of an attempt. Raises Failure on a fault or past the time limit."""
-        request.heartbeats = False  # of this attempt
+        request.heartbeats = False  # this attempt has had no heartbeat yet
         try:
             with attempt.limit:
                 return await exchange(

@@ -17,9 +17,9 @@ from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.ground.sse import read_object
 
-UNTAKEN_BYTES = 64 << 10  # bytes buffered for the client from which on it is waited for
+UNTAKEN_BYTES = 64 << 10  # with more bytes buffered for a client, the proxy waits for it
 CONTROLS = bytes({*range(32), 127} - {ord("\t")})  # characters that may not be in a header
-AT_ONCE_BYTES = 16 << 10  # of a body that is copied behind its headers; far from UNTAKEN_BYTES
+AT_ONCE_BYTES = 16 << 10  # largest body that is copied behind its headers; far below UNTAKEN_BYTES
 
 
 class Opening:

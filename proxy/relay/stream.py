@@ -275,7 +275,7 @@ class Stream:
         return events
 
     def _reserve_partial(self, size: int) -> None:
-        """Hold room for an incomplete event that is large. Raises EventTooLarge without it."""
+        """Reserve memory for a large incomplete event. Raises EventTooLarge if there is no room."""
         if size <= SMALL_BYTES:
             self._memory.shrink(self._memory_before)
             return

@@ -39,7 +39,7 @@ class TokenChunks:
     def __init__(self, scanner: EventScanner) -> None:
         self.more_events = 0
         self._partial = scanner.partial
-        self._forms: TokenForms | None = None  # of the last event that was searched
+        self._forms: TokenForms | None = None  # forms of the last searched event
 
     def plain(self, piece: bytes) -> bool:
         """True if `piece` is whole chunks of whole `data` events that carry output only."""

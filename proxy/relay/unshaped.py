@@ -131,7 +131,7 @@ def _work_tokens(request: BackendRequest, path: str, record: RequestRecord) -> i
 
 
 def _note_usage(record: RequestRecord, response: web.Response) -> None:
-    """Take the usage that a whole response reports, if it reports any."""
+    """Record the usage that a whole response reports, if it reports any."""
     if not record.path or response.status != 200:
         return
     fields = read_object(response.body) if isinstance(response.body, bytes) else None

@@ -15,7 +15,7 @@ NO_LIMIT = 1 << 60  # cgroup v1 means "no limit" by a number of about this size
 # interpreter and one large body that is being parsed (measured: 60 and 70 MiB).
 REQUESTS_SHARE, MOST_REQUEST_BYTES = 4, 192 << 20
 M_MMAP_THRESHOLD, APART_BYTES = -3, 1 << 20
-M_TRIM_THRESHOLD, FREE_BYTES = -1, 8 << 20  # at the end of the heap
+M_TRIM_THRESHOLD, FREE_BYTES = -1, 8 << 20  # free bytes at the end of the heap that malloc may keep
 
 
 def memory_limit(limits: Limits) -> float:

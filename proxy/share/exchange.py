@@ -26,7 +26,7 @@ FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s
 # Bounds for what others can make this proxy do: a message takes 40 us, and applying reports takes
 # some microseconds for each proxy and backend.
 MOST_PEERS = 64
-MOST_MESSAGES = 4 * MOST_PEERS  # in one PERIOD_S; with two links each comes twice
+MOST_MESSAGES = 4 * MOST_PEERS  # messages in one PERIOD_S; with two links each comes twice
 APPLY_S = 0.02  # least interval of applying reports
 
 

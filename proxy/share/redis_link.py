@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from redis.asyncio.client import PubSub
 
 WAIT_S = 1.0  # bound of one operation of the server
-MOST_BYTES = 4 << 20  # of a message: the state of a large proxy has some 100 kB
+MOST_BYTES = 4 << 20  # largest message: the state of a large proxy has some 100 kB
 SILENT_S = 2.0  # without any message, even our own: the subscription is dead
 RETRY_S, RETRY_MOST_S = 0.1, 5.0
 

@@ -85,7 +85,7 @@ class RequestRecord:
             self.span.first_token()
 
     def used(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """Take the usage that the backend reported."""
+        """Store the usage that the backend reported."""
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
         self.output_tokens = output_tokens

@@ -55,10 +55,10 @@ class Prefills:
             limits.by_due and self._is_plain and scheduler.kv_cache_manager.enable_caching
         )
         self._prompts: dict[str, StepRequest] = {}
-        self._waiting: dict[str, StepRequest] = {}  # in `steps`
+        self._waiting: dict[str, StepRequest] = {}  # prompts in `steps`
         self._aside: dict[str, StepRequest] = {}  # wait for more than their turn
         self._stuck: list[StepRequest] = []  # found so while the plan was made
-        self._adapters: set[int] | None = None  # of running requests; None: any may come
+        self._adapters: set[int] | None = None  # adapters of running requests; None: any may come
 
     def came(self, request: Any) -> None:
         """Queue a request that has arrived, or that the engine has preempted or skipped."""

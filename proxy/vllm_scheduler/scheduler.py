@@ -44,7 +44,7 @@ class BoundedScheduler(Scheduler):
     wall_clock: Callable[[], float] = staticmethod(time.time)
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        """Take the arguments of vLLM's scheduler.
+        """Set up vLLM's scheduler with its own arguments, and the limits on its steps.
 
         Raises:
             ValueError: a bad setting, or an engine that is not supported.
@@ -52,7 +52,8 @@ class BoundedScheduler(Scheduler):
         pause_s = read_pause(vllm_config.additional_config)
         check_engine(vllm.__version__, vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
-        # From now on vLLM asks for the end of each chunk.
+        # With this attribute set, vLLM calls `_mamba_block_aligned_split` for each chunk. The
+        # method below shortens the chunk, and aligns it only if vLLM would have aligned it.
         self._is_aligned: bool = self.need_mamba_block_aligned_split
         self.need_mamba_block_aligned_split: bool = True
         self.reports = Reports(getattr(self.parallel_config, "data_parallel_index", 0), pause_s)
@@ -97,7 +98,7 @@ class BoundedScheduler(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take the results of a step."""
+        """Learn from the time of a step, and let vLLM apply its results."""
         self._learn(scheduler_output)
         return super().update_from_output(scheduler_output, *args, **kwargs)
 

@@ -26,7 +26,7 @@ from forebay.proxy.workers.worker import worker_environment
 RESTART_S, RESTART_MOST_S = 0.5, 30.0
 STEADY_S = 10.0  # a worker that ran this long is restarted at once
 SILENT_TICKS, HUNG_TICKS = 3, 10  # heartbeats missed until a worker is called silent, and killed
-GRACE_S = 5.0  # for a worker to end, beyond timeouts.lame_duck and timeouts.drain
+GRACE_S = 5.0  # time for a worker to end, beyond timeouts.lame_duck and timeouts.drain
 BAD_INPUT = 2  # exit status of a bad configuration: a restart does not help
 
 

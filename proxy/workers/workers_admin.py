@@ -36,10 +36,10 @@ from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.workers.worker_histories import added_up
 from forebay.proxy.workers.workers import Worker, WorkerPool
 
-ANSWER_S, RELOAD_S = 2.0, 60.0  # new backends are probed before a reload ends
-BODY_BYTES, BODY_S = 64 << 20, 30.0  # of a preview; a worker's own limits are lower
+ANSWER_S, RELOAD_S = 2.0, 60.0  # a reload ends only after its new backends are probed
+BODY_BYTES, BODY_S = 64 << 20, 30.0  # limits of a preview's body; a worker's are lower
 PASSED = ("x-forebay-class", "x-request-timeout")  # headers that decide about a request
-RETELL_S = 1.0  # a worker that has restarted sends a drained backend work for this long at most
+RETELL_S = 1.0  # longest time in which a restarted worker sends work to a drained backend
 NO_HEADERS: Mapping[str, str] = {}
 
 

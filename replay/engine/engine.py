@@ -60,7 +60,7 @@ class EngineCore:
         self._requests: dict[str, EngineRequest] = {}
         self._step: Scheduled | None = None
         self._duration_s = 0.0
-        self._step_s = 0.0  # of it
+        self._step_s = 0.0  # the part of `_duration_s` without admissions
         self._admitting_s = 0.0  # delays the next step
         self._aborted: list[EngineRequest] = []
 
@@ -208,7 +208,7 @@ class EngineCore:
         proposed, speculation = step.drafted.get(request, 0), self.speculation
         if not proposed or speculation is None:
             return 1, 0
-        accepted = 0  # of a request that was padded, whose proposals are no tokens
+        accepted = 0  # stays 0 for a padded request: its proposals are no tokens
         if request not in step.admitted:
             seed = self.config.seed or 0
             accepted = speculation.accepted(proposed, seed, request.id, request.tokens)

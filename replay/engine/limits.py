@@ -36,12 +36,12 @@ class SchedulerLimits:
     groups: tuple[KvGroup, ...] = (WHOLE,)  # not an option: the model's, in the order of vLLM
     tokens_in_flight: int = 0  # not an option: most tokens of steps that have not ended
     recaches_boundary: bool = False  # not an option: the rule up to vLLM 0.32, see `StateKind`
-    proposed_tokens: int = 0  # of --speculative-config: num_speculative_tokens
+    proposed_tokens: int = 0  # num_speculative_tokens of --speculative-config
     lookahead_tokens: int = 0  # KV slots that the draft needs beyond the scheduled tokens
     draft_slots: int = 0  # places in the budget of a step that each request leaves to the draft
-    drops_hit_block: bool = False  # a prefix hit loses its last block, as heads need its states
-    pause_s: float = 0.0  # of Forebay's scheduler, 0: vLLM's own scheduler
-    hash_lookahead: int = 0  # tokens behind a block that its hash covers
+    drops_hit_block: bool = False  # a prefix hit loses its last block: draft heads need its states
+    pause_s: float = 0.0  # longest pause by Forebay's scheduler; 0: vLLM's own scheduler
+    hash_lookahead: int = 0  # tokens after a block that its hash covers too
 
 
 FOREBAY_CLASS = "forebay"

@@ -180,6 +180,7 @@ def served_model(model: ModelSpec, quantization: str | None, kv_cache_dtype: str
 
 
 def _quantised(model: ModelSpec, name: str) -> ModelSpec:
+    """Return the model as vLLM stores it with `--quantization` and this name."""
     stored = QUANTIZATIONS.get(name)
     if stored is None:
         raise InputError(
@@ -193,6 +194,7 @@ def _quantised(model: ModelSpec, name: str) -> ModelSpec:
             f"--quantization {name}: {model.name} is a checkpoint in {model.weights.name}; leave "
             "the option out"
         )
+    # Matrices of 16 bits shrink. The routers of a mixture of experts do not.
     matrices = sum(
         group.layers
         * sum(product.experts * product.weights for product in group.products if product.bits == 16)

@@ -30,7 +30,7 @@ from forebay.replay.fleet.state import (
 )
 from forebay.traces.ground.errors import InputError
 
-END_S = 15.0  # for a server without running answers to end after SIGTERM
+END_S = 15.0  # time for a server without running answers to end after SIGTERM
 ASK_S = 5.0  # longest answer of /health
 LOOK_EVERY_S = 0.1  # between looks whether a server has ended
 ASK_EVERY_S = 0.5  # between health checks while servers start

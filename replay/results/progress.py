@@ -18,7 +18,7 @@ from forebay.replay.results.server_metrics import MetricsSampler
 from forebay.traces.ground.command_line.messages import is_quiet, talk
 
 Progress = Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
-EVERY_S = 0.5  # on a terminal
+EVERY_S = 0.5  # interval on a terminal
 PRINTED_EVERY_S = 10.0
 
 

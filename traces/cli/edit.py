@@ -18,7 +18,7 @@ from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 
 SALT = "FOREBAY_CAPTURE_SALT"
-STEPS = "forebay.steps"  # in a context of Typer: names of the given steps, in their order
+STEPS = "forebay.steps"  # key in Typer's context: names of the given steps, in their order
 LIMITS = ("input_tokens", "output_tokens", "context")
 Rows = Iterable[TraceRequest]
 

@@ -23,7 +23,7 @@ class MalformedStream(Exception):
 
 
 class EventTooLarge(MalformedStream):
-    """An event with data is longer than `limit` bytes, perhaps not by a fault of the sender."""
+    """An event with data is longer than `limit` bytes, which is not always the sender's fault."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"an event of more than {limit} bytes")

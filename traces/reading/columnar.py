@@ -24,7 +24,7 @@ ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 PIECE_ROWS: Final = 4096
 PIECE_BYTES: Final = 64 << 20
 MOST_IN_PIPE_BYTES: Final = 1 << 30  # its index is at the end, so a pipe is read into memory
-MOST_VALUES: Final = 100_000_000  # in one column of one row group
+MOST_VALUES: Final = 100_000_000  # values in one column of one row group
 MOST_IN_A_ROW: Final = 1_000  # values on average, where there are very many
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.whole_file import whole_file
 
-TIMEOUT_S: Final = 30.0  # for the next bytes
+TIMEOUT_S: Final = 30.0  # longest wait for the next bytes
 MOST_BYTES: Final = 2 << 30
 STEP_BYTES: Final = 1 << 20
 

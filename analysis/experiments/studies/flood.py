@@ -39,7 +39,7 @@ CAPACITY_REQUESTS, IN_FLIGHT = 200, 64  # per engine, to measure the capacity of
 QUEUED_SECONDS = 2000.0  # requests that are queued from the start, to measure simulated engines
 SEARCH_SECONDS = 120.0  # seconds of each load that measures the proxy's capacity
 SEARCHED, SEARCH_STEPS = (0.5, 4.0), 7  # multiples of the engines' capacity, found within 2 %
-AT_ONCE_S = 0.5  # a request that is rejected later than this was admitted before
+AT_ONCE_S = 0.5  # a rejection after a longer wait counts as admitted
 CHAT_SHARE, USERS, DOCUMENTS = 0.7, 200, 40
 NAMES = [bucket.name for bucket in DEFAULT_BUCKETS]
 
@@ -141,7 +141,9 @@ class Flood(Study):
     async def _proxy_capacity(self) -> float | None:
         """The most requests per second that the proxy completes, or None if not measured.
 
-        The proxy changes the order of its queue, so the whole trace at once would tell little.
+        The proxy reorders its queue, so its rate with the whole trace queued would mean little. A
+        simulated proxy is searched for its highest rate. A proxy by URL gets IN_FLIGHT requests
+        for each engine, unless --capacity is given.
         """
         named = {way.name: way for way in self.ways}
         if NO_FAIL_FAST in named:

@@ -19,7 +19,7 @@ from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import FileFacts, RowError, SourceRow
 
 NO_VERDICT = "the file does not say how late requests were sent"
-UNIQUE = frozenset({"id", "request_id"})  # words that differ from row to row
+UNIQUE = frozenset({"id", "request_id"})  # columns whose texts never repeat, so none is shared
 FileRow = dict[str, float | str | None]
 
 

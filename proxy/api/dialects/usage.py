@@ -1,6 +1,6 @@
 """Read the token counts of a response, in each form in which vLLM's APIs report them."""
 
-MOST_TOKENS = 1 << 24  # in a prompt or an output. A row of a capture has a number for each 512.
+MOST_TOKENS = 1 << 24  # tokens of a prompt or output. A row of a capture has a number for each 512.
 _INPUT = "input_tokens", "input_tokens_details", "output_tokens"
 _PROMPT = "prompt_tokens", "prompt_tokens_details", "completion_tokens"
 

@@ -98,7 +98,8 @@ def others_want(backend: Backend, request: Request, tokens: int) -> bool:
 
     Block hashes are chained: prompts that are equal in one block are equal in all before it.
     """
-    # An engine that publishes its blocks counts in blocks of its own: there may be more tokens.
+    # An engine that publishes its blocks counts `tokens` in its own block size, so they may end
+    # behind the last block of the request.
     place = min(round(tokens / request.block_tokens), len(request.blocks)) - 1
     if place < 0:
         return False

@@ -72,7 +72,7 @@ class SizeGroup:
     def begin(self) -> None:
         """Begin a plan."""
         self.running.clear()
-        self.next_ = 0  # of `running`
+        self.next_ = 0  # place in `running` of the next request to plan
         self.closed = False  # no more are admitted
         self.partial: StepRequest | None = None  # got fewer tokens than it has left
 
@@ -87,19 +87,19 @@ class SizeGroup:
             self._heap = sorted(entry for entry in self._heap if _waits(entry))
 
     def first(self) -> tuple[Key, StepRequest] | None:
-        """Return the first that waits."""
+        """Return the first waiting request, with its key."""
         heap = self._heap
         while heap and not _waits(heap[0]):
             heappop(heap)
         return heap[0] if heap else None
 
     def pop(self) -> None:
-        """Take the first that waits out of the heap."""
+        """Remove the first waiting request from the heap."""
         heappop(self._heap)[1].queued = False
         self.size -= 1
 
     def head(self) -> tuple[Key, StepRequest] | None:
-        """Return the first that runs or may be admitted."""
+        """Return the first request, with its key, that is running or may be admitted."""
         running = self.running[self.next_] if self.next_ < len(self.running) else None
         waiting = None if self.closed else self.first()
         if running is None or (waiting is not None and waiting[0] < running[0]):

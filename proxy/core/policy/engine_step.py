@@ -102,7 +102,7 @@ class EngineSteps:
         self._longs = SizeGroup()
         self._numbers = self._fronts = 0
         self._short_at = -inf  # the last arrival of a short prompt
-        self._planned: list[StepRequest] = []  # in the last plan's `admit`
+        self._planned: list[StepRequest] = []  # requests in the last plan's `admit`
         self._leaders: list[StepRequest] = []  # running prefills with followers
         self._followers = 0  # waiting for one of them
         self._plans = 0
@@ -336,7 +336,7 @@ class EngineSteps:
         return self._tokens_left > 0 and self._seconds_left > kept_s + least_s
 
     def _admit(self, group: SizeGroup, key: Key, request: StepRequest, look: Look) -> bool:
-        """Take the first that waits out of its queue, if it may be admitted."""
+        """Remove the first waiting request from its queue, if it may be admitted."""
         # Ask the engine whether it fits, unless it has to wait for a long prompt that did not.
         is_long = group is self._longs
         blocked = None if is_long else self._blocked

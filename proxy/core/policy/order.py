@@ -56,7 +56,7 @@ def engine_priority(backend: Backend, waiting: QueuedRequest, behind_s: float) -
 
 
 def first(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
-    """Return the next of several heads of this backend's queues that may all start."""
+    """Return the head that starts next, of several heads of queues that may all start."""
     if len(ready) == 1:
         return ready[0]
     turns = backend.turns

@@ -7,7 +7,7 @@ from forebay.proxy.core.ordered import First
 from forebay.proxy.core.state.kv_budget import Holdings
 from forebay.proxy.core.state.queue import Crowd, DueQueue, FlowKey, QueuedRequest, keys_of
 
-Place = tuple[float, float, int]  # of a flow among others, the least first
+Place = tuple[float, float, int]  # place of a flow among others, the least first
 
 
 class BucketQueue:

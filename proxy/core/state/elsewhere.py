@@ -351,7 +351,7 @@ class RecentUse:
         self._add(tenant, TenantUse(prefill_s), now)
 
     def spent(self, tenant: str, tokens: float, now: float) -> None:
-        """Add tokens of its budgets. Negative tokens are a refund."""
+        """Charge tokens to the budgets of a tenant. Negative tokens are a refund."""
         self._add(tenant, TenantUse(charged=max(0.0, tokens), refunded=max(0.0, -tokens)), now)
 
     def lately(self, now: float) -> dict[str, TenantUse]:

@@ -265,7 +265,7 @@ class Shortlist:
         least_match: float,
         usable: Sequence[Backend] | None,
     ) -> list[Backend]:
-        """Return backends that may hold `least_match` of `blocks`, and the two free first.
+        """Return backends that may hold `least_match` of `blocks`, and two that will be free first.
 
         Args:
             usable: only these; None for any that is up.
@@ -273,7 +273,7 @@ class Shortlist:
         if self._moved:
             self._refresh()
         shortlist = self._warm(blocks, bucket, least_match, usable) if blocks else []
-        # The two that will be free first among the others.
+        # Find the two backends that will be free first among the others.
         first: Backend | None = None
         second: Backend | None = None
         first_free = second_free = inf

@@ -43,9 +43,9 @@ class Account:
 
 
 class Fairness:
-    """The counters of all tenants.
+    """The fair-share counters of all tenants.
 
-    No event or question looks at all tenants, but `reconfigure` and `counters`.
+    Only `reconfigure` and `counters` look at all tenants.
 
     Attributes:
         on: a request has named a tenant.
@@ -354,7 +354,7 @@ class Quotas:
         return 0.0 if bucket is None else bucket.wait_s(tokens, now)
 
     def take(self, tenant: str, tokens: float, now: float) -> None:
-        """Take tokens for a prompt that was admitted here or by another proxy."""
+        """Charge tokens of a prompt that was admitted here or by another proxy."""
         bucket = self._bucket(tenant, now)
         if bucket is not None:
             bucket.take(tokens, now)

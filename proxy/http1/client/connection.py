@@ -21,9 +21,9 @@ from forebay.proxy.http1.client.content_coding import CODINGS, ContentDecoder
 from forebay.proxy.http1.server.read_turns import LARGE_READ_BYTES, ReadTurns
 
 HEAD_BYTES = 64 << 10  # bound of a status line with headers, or of the head of a chunk
-COPIED_BYTES = 16 << 10  # of a request's body: below, a copy is cheaper than a second buffer
-PIECE_BYTES = 512 << 10  # of a large request: the loop may do other work between two pieces
-BUFFER_BYTES = 256 << 10  # of a body that is not read yet: beyond it the backend must wait
+COPIED_BYTES = 16 << 10  # a body up to this is copied: cheaper than a second buffer
+PIECE_BYTES = 512 << 10  # size of a large request's pieces: the loop may do other work between them
+BUFFER_BYTES = 256 << 10  # most unread bytes of a body: with more, the backend must wait
 
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body at once. Returns False when it wants no more for now."""
@@ -325,6 +325,7 @@ class UpstreamResponse:
             await self._wait()
         finally:
             self._sink = self._chunk_sink = None
+        # A sink that wants no more learns of a fault at its next call.
         if not self._paused:
             self._raise()
         return self._ended and not self._paused and not self._buffered

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 _EITHER_FORMAT = 32 + zlib.MAX_WBITS  # zlib tells gzip and deflate apart by their first bytes
 _PIECE_BYTES = 64 << 10
-MOST_PIECES = 256  # of one received piece: 16 MiB, so that little cannot become very much
+MOST_PIECES = 256  # most output pieces of one received piece: 16 MiB in all
 
 
 class ContentDecoder:

@@ -14,7 +14,7 @@ from math import inf
 from threading import Thread
 
 FRESH_S = 1.0  # addresses are used for this long without another look-up
-PATIENCE_S = 0.25  # for a look-up, when there are addresses of an earlier look-up
+PATIENCE_S = 0.25  # longest wait for a look-up while addresses of an earlier look-up exist
 
 
 class HostName:

@@ -3,7 +3,7 @@
 import asyncio
 from types import TracebackType
 
-SLICES = 4  # of a limit; an event loop that is late by half a slice has stood still
+SLICES = 4  # slices of a limit; an event loop that is late by half a slice has stood still
 
 
 def ended_by_limit(

@@ -59,14 +59,14 @@ class RequestMemory:
             raise errors.overfull(self._budget.status)
 
     def reach(self, size: int) -> None:
-        """Hold at least `size` bytes. Raises ApiError if there is no room."""
+        """Reserve more memory, up to `size` bytes. Raises ApiError if there is no room."""
         if not self.has_room(size):
             raise errors.overfull(self._budget.status)
         if size > self.size:
             self._add(size - self.size)
 
     def shrink(self, size: int) -> None:
-        """Hold at most `size` bytes."""
+        """Release memory, down to `size` bytes."""
         if size < self.size:
             self._add(size - self.size)
 

@@ -23,7 +23,7 @@ from aiohttp import web
 from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
 
-TCP_HANDSHAKE_S = 0.005  # for handshakes that began before the filter: a few round trips
+TCP_HANDSHAKE_S = 0.005  # time for handshakes that began before the filter: a few round trips
 SO_ATTACH_FILTER = 26  # Linux on x86 and ARM; Python has no name for it
 # Classic BPF, (code, jump if true, jump if false, constant) each; the TCP header is at 0.
 IGNORE_SYN = (

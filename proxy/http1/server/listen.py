@@ -11,7 +11,7 @@ from forebay.proxy.http1.server.server import HttpServer
 from forebay.proxy.http1.tls import HANDSHAKE_S
 from forebay.traces.ground.errors import InputError
 
-SHUTDOWN_S = 0.25  # for handlers to end, and again after they are cancelled
+SHUTDOWN_S = 0.25  # time for handlers to end, and again after they are cancelled
 
 
 class _TlsSite(web.TCPSite):

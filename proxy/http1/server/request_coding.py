@@ -20,7 +20,7 @@ from forebay.traces.ground.decoders import Decoder, GzipMember, ZstdError, zstd_
 
 PIECE_BYTES: Final = 64 << 10  # decompressed in one step, a fraction of a millisecond
 MOST_MEMBERS: Final = 1_000  # files of gzip, or frames of zstd, one after another in a body
-WINDOW_LOG: Final = 23  # of zstd: 8 MiB, the most that a sender may ask for (RFC 9659)
+WINDOW_LOG: Final = 23  # window of zstd: 8 MiB, the most that a sender may ask for (RFC 9659)
 
 
 class _Brotli:
@@ -30,7 +30,7 @@ class _Brotli:
 
     def __init__(self) -> None:
         self._stream = import_module("brotli").Decompressor()
-        self._more = False  # of what it has read already
+        self._more = False  # more output is left of bytes that were read
 
     @property
     def eof(self) -> bool:

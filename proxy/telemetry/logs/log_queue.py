@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 from typing import Final
 
-MOST_LINES: Final = 10_000  # that wait; a line has some hundred bytes
-CLOSE_S: Final = 1.0  # for lines to be written when the process ends
-FULL_S: Final = 0.05  # between two tries of a stream that does not block
+MOST_LINES: Final = 10_000  # longest queue of lines; a line has some hundred bytes
+CLOSE_S: Final = 1.0  # time to write waiting lines when the process ends
+FULL_S: Final = 0.05  # time between two tries of a stream that does not block
 _END: Final = b""
 
 

@@ -48,7 +48,7 @@ STATUSES = {
     status: str(status)
     for status in (200, 400, 401, 404, 408, 413, 429, CLIENT_GONE, 500, 502, 503, 504)
 }
-KINDS = frozenset(  # of backends.failures.Failure
+KINDS = frozenset(  # kinds of backends.failures.Failure
     {
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),

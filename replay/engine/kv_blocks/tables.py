@@ -91,7 +91,7 @@ class BlockTables:
                 return False
             blocks += pool.allocate(missing)
         self.register(request, min(end, request.tokens - self._limits.hash_lookahead) // block_size)
-        if not self._limits.proposed_tokens:  # rejected proposals would lead back behind it
+        if not self._limits.proposed_tokens:  # rejected proposals move the end back below `room`
             request.room = -(-end // block_size) * block_size - 1
         return True
 

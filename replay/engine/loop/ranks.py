@@ -100,7 +100,10 @@ class EngineRanks:
             loop.die()
 
     def forget_all(self) -> bool:
-        """Drop all prefix caches. As in vLLM, return if rank 0 could: no request held a block."""
+        """Drop all prefix caches, and return True if rank 0 dropped its cache, as vLLM does.
+
+        A rank drops its cache only while no request holds a block.
+        """
         answers = [loop.core.pool.forget_all() for loop in self.loops]
         return answers[0]
 

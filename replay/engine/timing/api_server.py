@@ -72,7 +72,7 @@ class ApiProcess:
         self._round_s = inf  # the farthest that streams alone bring the loop behind
 
     def receive(self, prompt_tokens: int, now: float, *, text: bool = True) -> float:
-        """Take in a request, and return when the engine gets it."""
+        """Receive a request, and return the time at which the engine gets it."""
         times = self._times
         busy_s = BUSY_SHARE * times.request_s
         read_at = self._work(busy_s + times.receive_token_s * prompt_tokens, now)

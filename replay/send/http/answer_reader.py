@@ -22,7 +22,7 @@ from forebay.traces.ground.token_forms import TokenForms, token_forms
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_WHOLE_BYTES = 64 << 20
-MOST_FORMS = 8  # in one stream: more mean that its events differ
+MOST_FORMS = 8  # forms of events in one stream: more mean that its events differ
 _DATA = b"data: %b\n\n"
 
 
@@ -53,10 +53,10 @@ class AnswerReader:
         self._connection: HttpConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._chunks: ChunkedBody | None = None
-        self._parser: Any = None  # for an answer that is not a plain stream in chunks
+        self._parser: Any = None  # parser of an answer that is not a plain stream in chunks
         self._headers: dict[str, str] = {}
-        self._scanner: EventScanner | None = None  # for a stream
-        self._body: bytearray | None = None  # for an error, or an answer in one piece
+        self._scanner: EventScanner | None = None  # scanner of a stream
+        self._body: bytearray | None = None  # body of an error, or of an answer in one piece
         self._most = 0
         self._ended = False  # `on_end` was called, and bytes may be unread
         self._over = False  # all bytes are read, or no more are wanted

@@ -88,7 +88,7 @@ class ProgressWatch:
         elif self._leaves_s < math.inf:
             self._arm(now_s + self._line.look_s)
         else:
-            self._line.add(self, now_s + self._line.look_s)  # in time for either limit
+            self._line.add(self, now_s + self._line.look_s)  # early enough for either limit
 
     def finish(self) -> None:
         """Stop watching a request that has ended."""

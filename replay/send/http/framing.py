@@ -5,7 +5,7 @@ This module reads answers in chunks, which are nearly all. llhttp (httptools) re
 
 from functools import lru_cache
 
-MAX_LINE_BYTES = 64 << 10  # for the line with the size of a chunk, and for the trailer
+MAX_LINE_BYTES = 64 << 10  # longest line with the size of a chunk, and longest trailer
 KEPT = frozenset(
     {b"content-type", b"content-length", b"transfer-encoding", b"x-forebay-backend"}
     | {b"x-forebay-queue-ms", b"retry-after", b"retry-after-ms"}

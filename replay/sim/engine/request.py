@@ -68,10 +68,10 @@ class SimRequest:
 
     # Set when the engine queues or admits the request, and read only afterwards.
     shareable: int  # leading blocks whose content `ids` define, which other requests can hit
-    last: int  # tokens computed when it ends
+    last: int  # computed tokens at which the request ends
     rank: int  # place in the order of admission
     offset: int
-    since: int  # the step of the token up to which `stall_s` counts
+    since: int  # step that gave the last token which `stall_s` includes
     computed: int  # tokens in the KV cache, while prefilling
     runs: list[tuple[Run, int]]  # its shareable blocks: runs, and where its share of each stops
 

@@ -80,7 +80,7 @@ def parts(first: Run, stop: int) -> list[Run]:
 
 
 def last_part(run: Run, stop: int) -> Run:
-    """Return the last of these runs."""
+    """Return the part of a split run that ends at `stop`."""
     while run.stop != stop:
         assert run.rest is not None
         run = run.rest

@@ -104,7 +104,7 @@ def _parts(
     users: Mapping[int, int],
     cost: LeastPrefill,
 ) -> Iterator[tuple[float, float, int]]:
-    """Yield for each part of a prompt its release and work, seconds, and how many pay for it."""
+    """Yield release time, seconds of work and number of users for each part of a prompt."""
     blocks = row.blocks or ()
     whole = min(len(blocks), row.input_tokens // row.block_tokens)
     for block, work_s in zip(blocks[:whole], cost.of_blocks(row.block_tokens, whole), strict=False):

@@ -216,7 +216,11 @@ def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only_requests(about: dict[str, Any], counted: bool) -> None:
-    """Leave out spans that are not requests. An agent's span repeats its requests' counts."""
+    """Raise NotARequestError unless a span is a request. An agent's span repeats other counts.
+
+    Args:
+        counted: the span reports tokens of its prompt or answer.
+    """
     operation = about.get("gen_ai.operation.name")
     kind = about.get("openinference.span.kind", about.get("span.type"))
     if kind is not None and str(kind).lower() not in ("llm", "llm_request"):
