@@ -89,7 +89,7 @@ def up(options: FleetOptions) -> None:
     notes: list[str] = []
     install = _install(options, notes)
     gpus = [] if options.cpu else _gpus(options, notes)
-    servers = -(-len(gpus) // options.ranks) or options.servers or 1
+    servers = -(-len(gpus) // options.tensor_parallel_size) or options.servers or 1
     plan = make_plan(options, install, gpus, _ports(options, servers))
     can_follow = options.kv_events and all(map(find_spec, ("zmq", "msgspec")))
     if options.kv_events and not can_follow:

@@ -52,7 +52,7 @@ def make_plan(
     Raises:
         InputError: vLLM would reject an option, or the model does not fit.
     """
-    ranks = options.ranks
+    ranks = options.tensor_parallel_size
     if len(gpus) % ranks:
         raise InputError(
             f"--tensor-parallel-size {ranks}: {len(gpus)} GPUs are no whole number of servers; "
@@ -96,7 +96,9 @@ def _flags(s: FleetPlan) -> dict[str, str | int | float | None]:
         "--served-model-name": options.served_model_name or s.profile.served_name,
         "--max-model-len": s.context,
         "--hf-overrides": _yarn(s.profile, s.context, s.install.release),
-        "--tensor-parallel-size": options.ranks if options.ranks > 1 else None,
+        "--tensor-parallel-size": options.tensor_parallel_size
+        if options.tensor_parallel_size > 1
+        else None,
         "--quantization": options.quantization,
         "--kv-cache-dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
         "--enable-lora": options.enable_lora,

@@ -101,11 +101,6 @@ class FleetOptions(PlacementFlags):
     as_json: AsJson = False
 
     @property
-    def ranks(self) -> int:
-        """Return the number of GPUs of a server."""
-        return self.tensor_parallel_size or 1
-
-    @property
     def on_this_machine(self) -> bool:
         """Return True if no other machine can reach the servers."""
         return self.host in ("127.0.0.1", "::1", "localhost")

@@ -37,7 +37,7 @@ def test_a_word_is_read_as_it_was_written(words: list[str]) -> None:
 def a_plan(folder: Path, gpus: int, **options: Any) -> FleetPlan:
     chosen = FleetOptions(model="llama-3.1-8b", folder=folder, **options)
     found = [Gpu(index, "NVIDIA H200", 140.4) for index in range(gpus)]
-    ports = [8001 + number for number in range(gpus // chosen.ranks or 1)]
+    ports = [8001 + number for number in range(gpus // chosen.tensor_parallel_size or 1)]
     return make_plan(chosen, VllmInstall(sys.executable, "0.26.0"), found, ports)
 
 
