@@ -172,7 +172,7 @@ def definition_notes(comparisons: Sequence[Comparison]) -> list[str]:
 def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int) -> Comparison:
     """Compare two runs. `_with_doubts` adds the doubts about their clients."""
     buckets = tuple(dict.fromkeys([*a.buckets, *b.buckets]))
-    # First the lines of the whole runs, then those of each bucket.
+    # First the lines of the whole runs, then the lines of each bucket.
     lines = [
         line_of(WHOLE_RUN, kind, a.costs[kind.key], b.costs[kind.key]) for kind in COSTS if a.costs
     ]

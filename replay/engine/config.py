@@ -269,7 +269,7 @@ class EngineConfig(EngineFlags):
     def limits(self) -> SchedulerLimits:
         speculation, layout = self.speculation, self.kv_budget.layout
         heads = speculation is not None and speculation.drops_block
-        # The options and the version's rules of these names, but for those that depend on more.
+        # Options and rules of the version with the same names. The others depend on more.
         values = same_named(self, SchedulerLimits) | same_named(self.release, SchedulerLimits)
         values |= {
             "max_model_len": self.context,

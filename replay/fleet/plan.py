@@ -123,7 +123,7 @@ def find_facts(
     if profile.model is not None and kv_memory is None:
         tokens = _kv_tokens(options, profile.model, context, gpus, batched)
     seqs = options.max_num_seqs or sequences(tokens)
-    # What follows from the user's words.
+    # Facts that follow from the flags after the dashes.
     has_class = install.has_class and not install.lacks(CLASS_FLAG)
     if CLASS_FLAG in own:
         has_class = own[CLASS_FLAG].startswith("forebay.")

@@ -55,11 +55,11 @@ def queues(draw: st.DrawFn, pause_s: float | None = None) -> Queues:
 
     running = [request(f"r{n}") for n in range(draw(st.integers(0, 4)))]
     waiting = [request(f"w{n}") for n in range(draw(st.integers(0, 6)))]
-    for one in running:  # they have waited before
-        steps.add(one)
-        steps.remove(one)
-    for one in waiting:
-        steps.add(one)
+    for each in running:  # they have waited before
+        steps.add(each)
+        steps.remove(each)
+    for each in waiting:
+        steps.add(each)
     return Queues(
         running, waiting, draw(st.integers(0, 256)), draw(st.integers(0, 8)),
         draw(st.sampled_from([0, 0, 512])), draw(st.sampled_from([0, 2_000, 10**9])), steps,
@@ -348,7 +348,7 @@ def test_followers_whose_leader_is_gone_take_its_place() -> None:
 
 
 def test_a_long_prompt_whose_prefix_was_computed_blocks_nobody() -> None:
-    """It had no room, became a short prompt, and was not admitted after all."""
+    """The prompt had no room, became short, and was not admitted after all."""
     engine = Engine(room=50_000, document=59_000)
     document = engine.send(60_000)
     engine.now = document.due
