@@ -11,6 +11,7 @@ CELL = re.compile(r"(?P<kind>.+) (?P<load>[\d.]+)x on (?P<engines>\d+)(?P<flag> 
 HEADS = ("in time", "goodput", "chats' p99", "documents' p99", "E2E p50")
 assert len(HEADS) == len(FIGURES)
 LISTED = (0, 1, 4)  # places of the figures whose every worse cell is shown
+EQUAL = "100, 100"  # rows with nothing else are named below the table
 LOADS = ("0.8", "1", "1.5", "2")
 # Why a model can be better, by traffic: "Where a model is better" in docs/research/parts.md.
 CAUSES = {
@@ -46,8 +47,16 @@ def _in_time(cells: Cells) -> Iterator[str]:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for found, entry in cells.items():
         rows.setdefault((found["kind"], found["engines"]), {})[found["load"]] = _value(entry, 0)
+    equal: dict[str, list[str]] = {}
     for (kind, engines), by_load in rows.items():
+        if all(pair == EQUAL for pair in by_load.values()):
+            equal.setdefault(kind, []).append(engines)
+            continue
         yield f"| {kind} | {engines} | {' | '.join(by_load.get(load, '') for load in LOADS)} |"
+
+    if equal:
+        named = (f"{kind} on {', '.join(engines)}" for kind, engines in equal.items())
+        yield f"\nBoth have 100 at every load: {'; '.join(named)}."
 
 
 def _worse(cells: Cells) -> Iterator[str]:
