@@ -27,7 +27,8 @@ ORDER = (
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 DIGITS = 6  # significant digits that are kept
-ALL_ROWS_EQUAL = {"needle"}  # a simulated engine finds nothing; the sentence counts the prompts
+NO_TABLE = {"needle", "prefill", "decode", "kv"}  # plot and sentence have all that the rows have
+WITH_A_FLEET = " Beside documents"  # here `hol` repeats the answer of the next study, `hol --fleet`
 UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
@@ -86,12 +87,15 @@ def block(name: str) -> str:
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
     parts = [f"```\n{without_defaults(data['command'])}\n```"]
-    if name not in ALL_ROWS_EQUAL:
+    if name not in NO_TABLE:
         parts.append(markdown_table(columns, data["rows"]))
+    sentence, notes = data["sentence"], data["notes"]
+    if name == "hol":
+        sentence, notes = sentence.partition(WITH_A_FLEET)[0], []
     parts += [
         f"![Plot of the study {name}](../assets/studies/{name}.svg)",
-        f"> {data['sentence']}",
-        "\n".join(f"- {note}" for note in data["notes"]),
+        f"> {sentence}",
+        "\n".join(f"- {note}" for note in notes),
     ]
     return whole_cells("\n\n".join(part for part in parts if part))
 
