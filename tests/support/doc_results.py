@@ -53,6 +53,7 @@ COMPARABLE = 0.6
 them late: its latency stands in the tables, and in no comparison."""
 OVERLOADED = "chats and documents"  # the workload of bench-policies.jsonl.gz
 LEVEL = 0.05  # figures that differ by less count as equal
+LEVEL_POINTS = 0.5  # cases with a smaller difference of requests in time are only named
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
     "dark": {"text": "#e6edf3", "soft": "#9198a1", "ours": "#4493f8", "other": "#4b5561"},
@@ -288,13 +289,18 @@ def scheduler_cases() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     order = ("class", "flag", "default")
+    level = []
     for (case, load), of in sorted(cells.items(), key=lambda c: _lead(c[1])):
+        if abs(_lead(of)) < LEVEL_POINTS:
+            level.append(f"{case} {load:g}")
+            continue
         shown = [
             " / ".join("-" if (v := of[name][key]) is None else f"{v:.{places}f}" for name in order)
             for key, places in (("in_time", 1), ("chat_p99", 2), ("long_p99", 1), ("e2e_p50_s", 1))
         ]
         lines.append(f"| {case} {load:g} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+    named = f"Within {LEVEL_POINTS:g} points of the better of the two: {', '.join(level)}."
+    return "\n".join([*lines, "", named])
 
 
 def _lead(of: Mapping[str, Mapping[str, float]]) -> float:

@@ -27,7 +27,13 @@ ORDER = (
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 DIGITS = 6  # significant digits that are kept
-NO_TABLE = {"needle", "prefill", "decode", "kv"}  # plot and sentence have all that the rows have
+NO_TABLE = {
+    "needle",
+    "prefill",
+    "decode",
+    "kv",
+    "saturation",
+}  # plot and sentence have all that the rows have
 WITH_A_FLEET = " Beside documents"  # here `hol` repeats the answer of the next study, `hol --fleet`
 UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
