@@ -366,19 +366,22 @@ def _searches() -> list[Search]:
 
 
 def tables() -> str:
-    """The tables of docs/benchmarks/results.md."""
-    parts = [
-        _table("Chats: time to first token, p99", lambda w, r: seconds(_p99(w, r, "chat"))),
-        _table("Documents: time to first token, p99", lambda w, r: seconds(_p99(w, r, "document"))),
-        _table(
-            "Requests within target, of all that were sent",
-            lambda w, r: percent(results().mean(w, r, "attainment")),
-        ),
+    """The table of docs/benchmarks/results.md."""
+    heads = ["traffic", *SHORT.values()]
+    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for workload, label in WORKLOADS.items():
+        cells = [
+            f"{seconds(_p99(workload, router, 'chat'))}, "
+            f"{seconds(_p99(workload, router, 'document'))}; "
+            f"{percent(results().mean(workload, router, 'attainment'))}"
+            for router in LABELS
+        ]
+        rows.append("| " + " | ".join([label, *cells]) + " |")
+    about = (
         f"Valid runs in each cell: {results().seeds()}, of the same seeds for all routers. Dates: "
-        f"{results().dates()}. "
-        "A dash: not run, or no valid run.",
-    ]
-    return "\n\n".join(parts)
+        f"{results().dates()}. A dash: not run, or no valid run."
+    )
+    return "\n".join([*rows, "", about])
 
 
 def _p99(workload: str, router: str, bucket: str) -> float | None:
@@ -387,15 +390,6 @@ def _p99(workload: str, router: str, bucket: str) -> float | None:
 
 def _best(workload: str, bucket: str) -> float | None:
     return results().best_p99_s(workload, bucket)
-
-
-def _table(heading: str, cell: Callable[[str, str], str]) -> str:
-    heads = ["traffic", *SHORT.values()]
-    rows = [f"### {heading}", "", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    for workload, label in WORKLOADS.items():
-        cells = [cell(workload, router) for router in LABELS]
-        rows.append("| " + " | ".join([label, *cells]) + " |")
-    return "\n".join(rows)
 
 
 def picture() -> str:

@@ -27,13 +27,7 @@ ORDER = (
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 DIGITS = 6  # significant digits that are kept
-NO_TABLE = {
-    "needle",
-    "prefill",
-    "decode",
-    "kv",
-    "saturation",
-}  # plot and sentence have all that the rows have
+TABLES_OF = {"hol-fleet", "shared-document", "flood"}  # of the others plot and sentence suffice
 WITH_A_FLEET = " Beside documents"  # here `hol` repeats the answer of the next study, `hol --fleet`
 UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
@@ -85,7 +79,7 @@ def blocks() -> list[str]:
 
 
 def block(name: str) -> str:
-    """The command, table, plot, sentence and notes of a study."""
+    """The command, plot and sentence of a study, of some also the table with its notes."""
     data = results().get(name)
     if data is None:
         return "No results yet: `make studies` writes them."
@@ -93,16 +87,13 @@ def block(name: str) -> str:
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
     parts = [f"```\n{without_defaults(data['command'])}\n```"]
-    if name not in NO_TABLE:
+    sentence, notes = data["sentence"], ""
+    if name in TABLES_OF:
         parts.append(markdown_table(columns, data["rows"]))
-    sentence, notes = data["sentence"], data["notes"]
+        notes = "\n".join(f"- {note}" for note in data["notes"])
     if name == "hol":
-        sentence, notes = sentence.partition(WITH_A_FLEET)[0], []
-    parts += [
-        f"![Plot of the study {name}](../assets/studies/{name}.svg)",
-        f"> {sentence}",
-        "\n".join(f"- {note}" for note in notes),
-    ]
+        sentence = sentence.partition(WITH_A_FLEET)[0]
+    parts += [f"![Plot of the study {name}](../assets/studies/{name}.svg)", f"> {sentence}", notes]
     return whole_cells("\n\n".join(part for part in parts if part))
 
 

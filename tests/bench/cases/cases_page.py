@@ -56,6 +56,10 @@ class CellResults:
     results: dict[str, Result]
 
     @property
+    def title(self) -> str:
+        return f"{self.case}{', flag' if self.flag else ''}"
+
+    @property
     def ours(self) -> Result:
         return self.results[FOREBAY]
 
@@ -128,11 +132,9 @@ def cases() -> str:
         "",
         *_behind(cells),
     ]
-    for load, flag in _kinds(cells):
-        chosen = [cell for cell in cells if (cell.load, cell.flag) == (load, flag)]
-        words = LOADS[load]
-        title = f"{words[0].upper()}{words[1:]}, {'with the flag' if flag else 'default flags'}"
-        parts += ["", f"### {title}", "", *_table(chosen)]
+    for load, words in LOADS.items():
+        title = f"{words[0].upper()}{words[1:]}"
+        parts += ["", f"### {title}", "", *_table([cell for cell in cells if cell.load == load])]
     parts += ["", "### In time, %, of every policy, default flags", "", *_everybody(cells)]
     return "\n".join(parts)
 
@@ -211,7 +213,7 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
         own = f"{ours['own_in_time']:.1f}, {ours['own_in_time'] - cell.ahead_by_vendor:.1f}"
         refused = [f"{row['refused']:.3g} ({row['refused_late']:.3g})" for row in (ours, best)]
         yield (
-            f"| {cell.case} | {f'**{shown}**' if cell.ahead < -LEVEL else shown} "
+            f"| {cell.title} | {f'**{shown}**' if cell.ahead < -LEVEL else shown} "
             f"| {best['in_time']:.1f} {NAMES[best.policy]} "
             f"| {' | '.join(pairs)} | {', '.join(refused)} "
             f"| {_pair(ours['admitted_late'], best['admitted_late'])} "
@@ -219,8 +221,8 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
         )
     if losses:
         yield ""
-    others = sorted(cell.case for cell in cells if not cell.has_loss)
-    yield f"No loss: {', '.join(others)}." if others else "Each case has a loss."
+    others = sorted(cell.title for cell in cells if not cell.has_loss)
+    yield f"No loss: {'; '.join(others)}." if others else "Each case has a loss."
 
 
 def _pair(ours: float, best: float) -> str:
