@@ -41,10 +41,10 @@ def shown_load(record: Record) -> str:
 
 def _compared(results: Results, bounds: dict[str, Record]) -> Iterator[str]:
     yield (
-        "| workload | highest load: Forebay | best model | ratio | any scheduler, at most | "
-        "in time at 2, %: Forebay | best model | ratio | of the possible, % |"
+        "| workload | highest load: Forebay | best model | any scheduler, at most | "
+        "in time at 2, %: Forebay | best model | of the possible, % |"
     )
-    yield "|" + " --- |" * 9
+    yield "|" + " --- |" * 7
     met = [0, 0]
     perfect = []
     for load, by_policy in results.items():
@@ -59,10 +59,10 @@ def _compared(results: Results, bounds: dict[str, Record]) -> Iterator[str]:
             continue
         bound = bounds.get(load)
         yield (
-            f"| {load} | {shown_load(ours)} | {shown_load(best)} ({best['policy']}) | "
-            f"{_bold(ratios[0], wanted[0])} | {shown_load(bound) if bound else '-'} | "
-            f"{_share(ours)} | {_share(best_at_2)} ({best_at_2['policy']}) | "
-            f"{_bold(ratios[1], wanted[1])} | {_of(ours, bound)} |"
+            f"| {load} | {_bold(shown_load(ours), ratios[0], wanted[0])} | "
+            f"{shown_load(best)} ({best['policy']}) | {shown_load(bound) if bound else '-'} | "
+            f"{_bold(_share(ours), ratios[1], wanted[1])} | "
+            f"{_share(best_at_2)} ({best_at_2['policy']}) | {_of(ours, bound)} |"
         )
     yield ""
     yield (
@@ -110,5 +110,5 @@ def _ratio(ours: float, best: float) -> float:
     return ours / best if best else float("inf")
 
 
-def _bold(ratio: float, wanted: float) -> str:
-    return f"{ratio:.2f}" if ratio >= wanted else f"**{ratio:.2f}**"
+def _bold(figure: str, ratio: float, wanted: float) -> str:
+    return figure if ratio >= wanted else f"**{figure}**"
