@@ -15,9 +15,14 @@ from forebay.proxy.cli import COMMANDS, main
 
 
 @cache
-def cli_pages() -> str:
-    """The help of every command and subcommand. Options that several share are described once."""
+def cli_pages(examples: bool = True) -> str:
+    """The help of every command and subcommand. Options that several share are described once.
+
+    The page leaves the examples out: `--help` has them, and how-to pages have their own.
+    """
     helps = {words: _help(*words) for words in _commands()}
+    if not examples:
+        helps = {words: EXAMPLES.sub("", f"{text}\n") for words, text in helps.items()}
     shared = _shared_options(helps)
     parts = ["## Options of several commands"]
     for title, options in shared.items():
@@ -43,6 +48,7 @@ PLAIN_USAGE = re.compile(
 )
 """Usage that the list of arguments repeats: at most one argument."""
 SUBCOMMANDS = re.compile(r"^Commands:\n(?:  .*\n)*", re.MULTILINE)
+EXAMPLES = re.compile(r"^  Examples?:\n\n(?:    .*\n(?:\n(?=    ))?)+\n?", re.MULTILINE)
 LEAST_SAVED = 6  # words; a shorter text is repeated in each command
 SECTIONS = {
     "engine": "The simulated server", "experiment": "Experiments", "fleet": "Fleet",

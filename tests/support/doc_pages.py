@@ -37,7 +37,7 @@ BLOCKS: Mapping[str, Maker] = {
     "highest loads": results.highest_loads,
     "decisions": decisions,
     "cases": cases_page.cases,
-    "commands": cli.cli_pages,
+    "commands": partial(cli.cli_pages, examples=False),
     "configuration keys": reference.config_keys,
     "error codes": reference.error_table,
     "log events": events.reference,
