@@ -27,7 +27,7 @@ ORDER = (
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 DIGITS = 6  # significant digits that are kept
-TABLES_OF = {"hol-fleet", "shared-document", "flood"}  # of the others plot and sentence suffice
+TABLES_OF = {"hol-fleet", "flood"}  # they compare ways; of the others the sentence has the answer
 WITH_A_FLEET = " Beside documents"  # here `hol` repeats the answer of the next study, `hol --fleet`
 UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
@@ -79,7 +79,7 @@ def blocks() -> list[str]:
 
 
 def block(name: str) -> str:
-    """The command, plot and sentence of a study, of some also the table with its notes."""
+    """The command and plot of a study, with its sentence or with its table and notes."""
     data = results().get(name)
     if data is None:
         return "No results yet: `make studies` writes them."
@@ -87,13 +87,15 @@ def block(name: str) -> str:
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
     parts = [f"```\n{without_defaults(data['command'])}\n```"]
-    sentence, notes = data["sentence"], ""
+    plot = f"![Plot of the study {name}](../assets/studies/{name}.svg)"
     if name in TABLES_OF:
-        parts.append(markdown_table(columns, data["rows"]))
         notes = "\n".join(f"- {note}" for note in data["notes"])
-    if name == "hol":
-        sentence = sentence.partition(WITH_A_FLEET)[0]
-    parts += [f"![Plot of the study {name}](../assets/studies/{name}.svg)", f"> {sentence}", notes]
+        parts += [markdown_table(columns, data["rows"]), plot, notes]
+    else:
+        sentence = data["sentence"]
+        if name == "hol":
+            sentence = sentence.partition(WITH_A_FLEET)[0]
+        parts += [plot, f"> {sentence}"]
     return whole_cells("\n\n".join(part for part in parts if part))
 
 
