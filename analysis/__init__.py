@@ -11,5 +11,6 @@ The rooms, each of which may import the rooms above it and all other packages:
 - `compare`, `search`, `sizing` and `tune`: two runs, the highest load, the number of GPUs, vLLM's
   flags.
 - `report`: the HTML page of runs.
+- `simulation`: what load tests ask of the simulator.
 - `demo`: the whole toolkit on one machine.
 """

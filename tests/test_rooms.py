@@ -1,6 +1,8 @@
 """Each folder of code is a room: few modules, a caption that names them, tests with their names."""
 
+import json
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 from subprocess import run
@@ -22,6 +24,26 @@ def test_a_room_has_few_modules(room: Path) -> None:
 def test_a_caption_names_all_that_is_in_the_room(room: Path) -> None:
     words = set(re.findall(r"\w+", caption_of(room)))
     assert [name for name in (*modules_of(room), *rooms_of(room)) if name not in words] == []
+
+
+def test_the_wall_of_load_names_every_room_of_load_and_lab() -> None:
+    """A room that the contract leaves out could import what it likes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    wall = next(each for each in contracts if each["name"].startswith("load imports nothing"))
+    folders = json.loads((TESTS / "weight.json").read_text())["folders"]["lab"].split()
+    lab = {room.replace("/", ".") for room in folders if not room.startswith("tests/")}
+    assert set(wall["forbidden_modules"]) == {f"forebay.{name}" for name in ("proxy", *lab)}
+    parts = {
+        ".".join(("forebay", folder, path.stem))
+        for folder in ("analysis", "replay")
+        for path in (ROOT / folder).iterdir()
+        if (path / "__init__.py").exists() or (path.suffix == ".py" and path.stem != "__init__")
+    }
+    assert parts | {"forebay.proxy", "forebay.traces"} == {
+        *wall["source_modules"],
+        *wall["forbidden_modules"],
+    }
 
 
 def test_a_room_of_tests_has_few_files() -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.statistics.units import printable
+from forebay.traces.ground.command_line.plugins import from_lab
 
 LATENCY_TARGETS = "latency targets"
 VALID = "valid"
@@ -116,9 +117,7 @@ def settings(run: RunData) -> dict[str, str]:
 def repeat_command(run: RunData) -> str:
     """The `forebay replay` or `simulate` command that repeats the run, "" if none alone does."""
     if run.info.get("simulated"):
-        from forebay.analysis.runs.simulate_command import simulate_command
-
-        return simulate_command(run)
+        return str(from_lab("simulate_command")(run))
     from forebay.analysis.runs.replay_command import replay_command
 
     return replay_command(run)

@@ -3,11 +3,10 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from forebay.replay.engine.flags import ModelFlags
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.options import (
     BUCKETS,
@@ -22,6 +21,7 @@ from forebay.traces.ground.command_line.options import (
     same_named,
     takes_options,
 )
+from forebay.traces.ground.command_line.plugins import from_lab
 from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ MOST_REPEATED = 50_000
 SIM_RESOLUTION, HTTP_RESOLUTION = 0.02, 0.05
 
 app = new_app(help=EXAMPLE)
+
+
+class SimTarget(Protocol):
+    """The engine options of a `sim:` target, which the lab defines."""
+
+    def of_model(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        ...
+
+    def trials(self, search: "SearchArguments", slos: "tuple[Slo, ...]") -> "TrialMaker":
+        """Return the simulated trials of a search, or raise InputError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,31 +209,18 @@ class SearchArguments(TrafficOptions):
             f"one part of {needed:,} could: give {larger}, {more}, or a lower --attainment"
         )
 
-    def maker(self, slos: "tuple[Slo, ...]", flags: ModelFlags) -> "TrialMaker":
-        from forebay.analysis.experiments.target import sim_config
-        from forebay.analysis.search.trial import HttpTrials, SimTrials
-        from forebay.proxy.config.schema import Config
-        from forebay.proxy.config.sources import load_config
+    def http_trials(self, slos: "tuple[Slo, ...]") -> "TrialMaker":
+        """Return trials that replay the trace to the servers."""
+        from forebay.analysis.search.trial import HttpTrials
         from forebay.replay.plan.options import ReplayOptions
         from forebay.replay.plan.schedule import parse_arrivals
-        from forebay.replay.sim.scenario import Scenario
         from forebay.traces.ground.buckets import parse_buckets
 
-        # A target `sim:MODEL` is simulated in this process.
-        arrivals = parse_arrivals(self.arrivals)
-        if self.simulated:
-            proxy = Config() if self.config is None else load_config(self.config, {}, {})
-            engine = sim_config(self.target[0], None, None, placement=flags.of_model())
-            if remark := engine.constants_remark():
-                print(f"forebay search: {remark}", file=sys.stderr)
-            return SimTrials(Scenario(engine, self.gpus, self.policy, proxy), slos, arrivals,
-                             self.seed)  # fmt: skip
-        # Any other target is a server, which each trial replays the trace to.
         assert self.out is not None
         values = {
             "trace": (),
             "targets": tuple(self.target),
-            "arrivals": arrivals,
+            "arrivals": parse_arrivals(self.arrivals),
             "buckets": parse_buckets(self.buckets),
             "slos": slos,
             "force": False,
@@ -239,14 +238,14 @@ class SearchArguments(TrafficOptions):
             return default_slos(buckets)
         return parse_slos(self.slo, [bucket.name for bucket in buckets])
 
-    def about(self, sha256: str, flags: ModelFlags) -> dict[str, Any]:
+    def about(self, sha256: str, flags: dict[str, Any]) -> dict[str, Any]:
         """Return the settings that decide a trial's figures, to compare with an earlier search."""
         named = ("slo", "arrivals", "seed", "requests", "target", "gpus", "policy", "model",
                  "endpoint", "time_scale", "buckets", "too_long")  # fmt: skip
         options = {name: getattr(self, name) for name in named}
         options |= {"requests": self.part_rows, "drain_timeout": self.drain_timeout_s}
         return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
-                **options, **flags.of_model()}  # fmt: skip
+                **options, **flags}  # fmt: skip
 
 
 HEADINGS = {
@@ -262,21 +261,26 @@ HEADINGS = {
 
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
-def search_command(arguments: SearchArguments, flags: ModelFlags) -> None:
+def search_command(
+    arguments: SearchArguments, engines: Annotated[SimTarget, from_lab("sim_target")]
+) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch
     from forebay.replay.plan.source import TraceSource
     from forebay.traces.ground.command_line.messages import talk
 
     arguments.check()
-    if flags.of_model() and not arguments.simulated:
-        name = next(iter(flags.of_model())).replace("_", "-")
+    flags = engines.of_model()
+    if flags and not arguments.simulated:
+        name = next(iter(flags)).replace("_", "-")
         raise InputError(f"--{name}: for a sim: target; a server has its own flags")
     slos = arguments.slos()
     source = TraceSource(
         arguments.trace, format_name=arguments.format_name, skip_bad=arguments.skip_bad
     )
-    maker = arguments.maker(slos, flags)  # first: a wrong target is the only thing to say then
+    # Trials come first: a wrong target is then the only error to report.
+    simulated = arguments.simulated
+    maker = engines.trials(arguments, slos) if simulated else arguments.http_trials(slos)
     question = arguments.question(list(source.requests()), slos)
     searching = LoadSearch(question, maker, arguments.out, talk)
     earlier = searching.resume(arguments.about(source.sha256(), flags), force=arguments.force)

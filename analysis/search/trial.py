@@ -14,15 +14,11 @@ from forebay.analysis.runs.run import RunData
 from forebay.analysis.search.evidence import Evidence, judge_trial
 from forebay.analysis.statistics.quantiles import Floats, order_statistic
 from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.schedule import Arrivals
-from forebay.replay.plan.slo import SESSION, Slo, check_sessions
+from forebay.replay.plan.slo import SESSION, Slo
 from forebay.replay.results.printed_table import unanswered_lines
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.fast_loop import run_on_fast_loop
-from forebay.replay.sim.scenario import Scenario, simulate
-from forebay.replay.sim.summary import Table
-from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.schema import TraceRequest
 
@@ -69,27 +65,6 @@ class TrialMaker(Protocol):
     """A way to measure one part of a load."""
 
     def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SimTrials:
-    """Trials in virtual time. Every part starts with empty engines."""
-
-    scenario: Scenario
-    slos: tuple[Slo, ...]
-    arrivals: Arrivals
-    seed: int
-
-    def run(self, rows: Sequence[TraceRequest], rate_per_s: float, part: int) -> TrialRow:
-        workload = SimWorkload(
-            rows, arrivals=self.arrivals, rate=rate_per_s, seed=part_seed(self.seed, part)
-        )
-        trace, _ = workload.requests(self.scenario.engine.context, lambda _: 0.0)
-        table = Table(simulate(trace, self.scenario))
-        values = {metric: np.where(table.done, table.metrics[metric], np.nan) for metric in COLUMNS}
-        check_sessions(self.slos, bool(table.tasks_s))
-        values[SESSION] = table.metrics[SESSION]
-        return trial_row(rate_per_s, part, table.arrival_s, table.bucket, values, self.slos)
 
 
 def _play(options: ReplayOptions) -> Summary:

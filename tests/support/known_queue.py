@@ -13,7 +13,7 @@ from math import factorial
 from forebay.analysis.search.cli import PARTS, SIM_PART, SIM_RESOLUTION
 from forebay.analysis.search.result import SearchResult, result_of
 from forebay.analysis.search.search import LoadSearch, SearchQuestion, least_part_s
-from forebay.analysis.search.trial import SimTrials
+from forebay.analysis.simulation.sim_trials import SimTrials
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.slo import Slo

@@ -136,8 +136,9 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     A field is annotated as Typer wants a parameter: `Annotated[int, typer.Option(help="...")]`.
     A parameter of type `Callable[..., Kind]` gets a function that makes the object, for a command
-    that may not need it. Of equal names, the first parameter's option is shown. A field without an
-    annotation for Typer is no option, and keeps its default unless an option has its name.
+    that may not need it. A parameter of type `Annotated[Protocol, Kind]` gets an object of `Kind`.
+    Of equal names, the first parameter's option is shown. A field without an annotation for Typer
+    is no option, and keeps its default unless an option has its name.
     """
     # Find the dataclasses, and which of them the command makes itself.
     signature = inspect.signature(command, eval_str=True)
@@ -148,6 +149,8 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
         if get_origin(kind) is Callable:
             kind = get_args(kind)[1]
             deferred.add(name)
+        elif get_origin(kind) is Annotated:
+            kind = get_args(kind)[1]
         if is_dataclass(kind):
             kinds[name] = kind
 

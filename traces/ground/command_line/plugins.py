@@ -5,6 +5,17 @@ from typing import Any
 
 from forebay.traces.ground.errors import InputError
 
+LAB = {
+    "sim_target": "forebay.analysis.simulation.sim_target:SimTarget",
+    "simulate_command": "forebay.analysis.simulation.simulate_command:simulate_command",
+}
+"""What load tests use of the simulator, which they never import: entry points by name."""
+
+
+def from_lab(name: str) -> Any:
+    """Load an object of `LAB`."""
+    return EntryPoint(name, LAB[name], "forebay.lab").load()
+
 
 def plugin_names(group: str) -> list[str]:
     """List the names that installed packages define in the group."""

@@ -1,0 +1,33 @@
+"""The target `sim:MODEL@GPU` of `forebay search`: its engine options, and its trials."""
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.replay.engine.flags import ModelFlags
+
+if TYPE_CHECKING:
+    from forebay.analysis.search.cli import SearchArguments
+    from forebay.analysis.simulation.sim_trials import SimTrials
+    from forebay.replay.plan.slo import Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimTarget(ModelFlags):
+    """vLLM's flags of the simulated engines, as `forebay search` offers them."""
+
+    def trials(self, search: "SearchArguments", slos: "tuple[Slo, ...]") -> "SimTrials":
+        """Return the trials of a search, or raise InputError for options that do not fit."""
+        from forebay.analysis.experiments.target import sim_config
+        from forebay.analysis.simulation.sim_trials import SimTrials
+        from forebay.proxy.config.schema import Config
+        from forebay.proxy.config.sources import load_config
+        from forebay.replay.plan.schedule import parse_arrivals
+        from forebay.replay.sim.scenario import Scenario
+
+        proxy = Config() if search.config is None else load_config(search.config, {}, {})
+        engine = sim_config(search.target[0], None, None, placement=self.of_model())
+        if remark := engine.constants_remark():
+            print(f"forebay search: {remark}", file=sys.stderr)
+        scenario = Scenario(engine, search.gpus, search.policy, proxy)
+        return SimTrials(scenario, slos, parse_arrivals(search.arrivals), search.seed)
