@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from math import inf
 
 import aiohttp
@@ -11,6 +12,7 @@ from aiohttp.helpers import EMPTY_BODY_STATUS_CODES, rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
 from forebay.proxy.api.dialects import Dialect
+from forebay.proxy.http1.client.connection import Sink
 from forebay.proxy.http1.errors import ApiError, error_event, upstream_error
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
 from forebay.proxy.relay.timeouts import Watchdog
@@ -20,6 +22,28 @@ from forebay.traces.ground.sse import read_object
 UNTAKEN_BYTES = 64 << 10  # with more bytes buffered for a client, the proxy waits for it
 CONTROLS = bytes({*range(32), 127} - {ord("\t")})  # characters that may not be in a header
 AT_ONCE_BYTES = 16 << 10  # largest body that is copied behind its headers; far below UNTAKEN_BYTES
+CLIENT_LEFT = (ConnectionError, aiohttp.ClientConnectionError)
+"""Errors of a write to a client that has left. aiohttp cancels or ends its handler."""
+
+
+def is_chunked(outgoing: web.StreamResponse) -> bool:
+    """True if the body of a response whose head has been written goes out in chunks."""
+    return outgoing.headers.get("transfer-encoding") == "chunked"
+
+
+def piece_sink(transport: asyncio.Transport, *, chunked: bool) -> Sink:
+    """Make a function that writes a piece of a body. It returns False to wait for the client."""
+    # Looked up once, as the function may run for every token.
+    is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
+    write = transport.write
+
+    def send(piece: bytes) -> bool:
+        if is_closing():
+            return False
+        write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        return untaken() <= UNTAKEN_BYTES
+
+    return send
 
 
 class Opening:
@@ -115,8 +139,7 @@ class Opening:
             self._response = web.StreamResponse(headers=headers)
             await self._response.prepare(self._incoming)
             self._incoming.writer.send_headers()
-        chunked = self._response.headers.get("transfer-encoding") == "chunked"
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+        piece_sink(transport, chunked=is_chunked(self._response))(data)
 
     async def finished(self, serving: Awaitable[web.StreamResponse]) -> web.StreamResponse:
         """Return the response that `serving` returns, sent as an event if it is a late error.
@@ -139,13 +162,10 @@ class Opening:
 
     async def _end(self, response: web.StreamResponse, event: bytes) -> web.StreamResponse:
         self.close()
-        with self._watchdog.watching(self._incoming, None) as watch:
+        with self._watchdog.watching(self._incoming, None) as watch, suppress(*CLIENT_LEFT):
             watch.writing_since = self._watchdog.clock()
-            try:
-                await response.write(event)
-                await response.write_eof()
-            except (ConnectionError, aiohttp.ClientConnectionError):
-                pass  # the client has left
+            await response.write(event)
+            await response.write_eof()
         return response
 
 
@@ -165,13 +185,10 @@ async def send_whole(
     """Send a response that is ready."""
     if _sent_at_once(request, response):
         return
-    with watchdog.watching(request, None) as watch:
+    with watchdog.watching(request, None) as watch, suppress(*CLIENT_LEFT):
         watch.writing_since = watchdog.clock()
-        try:
-            await response.prepare(request)
-            await response.write_eof()
-        except (ConnectionError, aiohttp.ClientConnectionError):
-            pass  # the client has left
+        await response.prepare(request)
+        await response.write_eof()
 
 
 def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> bool:
@@ -249,7 +266,7 @@ async def wait_taken(request: web.BaseRequest, watchdog: Watchdog) -> None:
         transport.set_write_buffer_limits(0)  # so that `drain` waits for all of it
         try:
             await request.writer.drain()
-        except (ConnectionError, aiohttp.ClientConnectionError):
+        except CLIENT_LEFT:
             return  # the client has left
         if not transport.is_closing():
             transport.set_write_buffer_limits()

@@ -1,10 +1,9 @@
 """Relay one streamed response from a backend to a client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
@@ -16,7 +15,7 @@ from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
 from forebay.proxy.relay.backend_request import BackendRequest
-from forebay.proxy.relay.delivery import UNTAKEN_BYTES
+from forebay.proxy.relay.delivery import CLIENT_LEFT, UNTAKEN_BYTES, is_chunked, piece_sink
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 from forebay.traces.ground.sse import (
@@ -31,10 +30,6 @@ from forebay.traces.ground.sse import (
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
 DONE_GRACE_S = 1.0  # wait for the end of the framing after [DONE], to keep the connection
-
-
-class ClientGone(Exception):
-    """The client cannot be written to any more."""
 
 
 class StreamListener:
@@ -180,42 +175,39 @@ class Stream:
             del self._ready[: len(BYTE_ORDER_MARK)]  # the stream does not begin here
         with self._watchdog.watching(self._incoming, self._response) as watch:
             try:
-                await self._write(outgoing.prepare(self._incoming), watch)
-                if await self._relay_events(outgoing, watch):
-                    await self._write(outgoing.write_eof(), watch)
+                watch.writing_since = self._clock()
+                await outgoing.prepare(self._incoming)
+                await self._send_ready(outgoing)
+                watch.writing_since = None
+                is_whole = await self._relay_events(outgoing, watch)
+                watch.writing_since = self._clock()
+                if is_whole:
+                    await outgoing.write_eof()
+                    watch.writing_since = None
                     await self._end_of_framing()
                 else:
                     self._ready += stream_error_event(typed=bool(self._ends))
-                    await self._send_ready(outgoing, watch)
+                    await self._send_ready(outgoing)
                     self._listener.cut()
                     if self._incoming.transport is not None:
                         self._incoming.transport.close()  # flushes, but for the last chunk
-            except ClientGone:
-                pass  # its connection is lost: aiohttp cancels or ends this handler
+            except CLIENT_LEFT:
+                pass
             finally:
                 self._response.close()
         return outgoing
 
     async def _relay_events(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> bool:
         """Send events on until the stream ends. False if it was cut or ended with an error."""
-        await self._send_ready(outgoing, watch)
-        transport = self._incoming.transport
-        if transport is None:
-            raise ClientGone
-        chunked = outgoing.headers.get("transfer-encoding") == "chunked"
-        send, send_chunks = self._sinks(transport, watch, chunked)
-        while not (self._done or self._failed):
-            watch.reading_since = self._clock()
-            try:
-                if await self._response.pour(send, send_chunks):
+        if self._incoming.transport is None:
+            raise ConnectionResetError
+        send, send_chunks = self._sinks(self._incoming.transport, watch, is_chunked(outgoing))
+        try:
+            while not (self._done or self._failed):
+                if await watch.pour(send, send_chunks):
                     break
-            except UPSTREAM_ERRORS:
-                return False
-            finally:
-                watch.reading_since = None
-            if transport.is_closing():
-                raise ClientGone
-            await self._write(self._incoming.writer.drain(), watch)
+        except UPSTREAM_ERRORS:
+            return False
         # After [DONE] nothing is missing, however the connection ends. Without [DONE] even a clean
         # end is a cut, unless the stream has none.
         return self._done or not (self._until_done or self._failed or self._scanner.mid_event)
@@ -235,6 +227,7 @@ class Stream:
         if self._ends:  # the last event looks like any other
             plain = plain_chunks = _never
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
+        send_piece = piece_sink(transport, chunked=chunked)
         relayed = 0
         self._relayed = lambda: relayed
 
@@ -242,16 +235,9 @@ class Stream:
             link.heard = watch.heard = True
             if plain(piece):
                 self._event_count += piece.count(b"\n\n")
-                more = True
-            else:
-                piece = self._scanned(piece)
-                more = not (self._done or self._failed)
-                if not piece:
-                    return more
-            if is_closing():
-                return False
-            write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            return more and untaken() <= UNTAKEN_BYTES
+                return send_piece(piece)
+            whole = self._scanned(piece)
+            return (not whole or send_piece(whole)) and not (self._done or self._failed)
 
         def send_chunks(chunks: bytes) -> bool:
             """Send whole chunks as they are: the backend's framing is the client's too."""
@@ -347,18 +333,10 @@ class Stream:
         if self._response_id:
             self._listener.response_kept(self._response_id)
 
-    async def _send_ready(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
+    async def _send_ready(self, outgoing: web.StreamResponse) -> None:
         if self._ready:
             data, self._ready = bytes(self._ready), bytearray()
-            await self._write(outgoing.write(data), watch)
-
-    async def _write(self, writing: Awaitable[object], watch: TimeoutWatch) -> None:
-        watch.writing_since = self._clock()
-        try:
-            await writing
-        except (ConnectionError, aiohttp.ClientConnectionError) as error:
-            raise ClientGone from error  # must not be taken for the backend's failure
-        watch.writing_since = None
+            await outgoing.write(data)
 
 
 def _never(piece: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 from aiohttp import web
 
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
-from forebay.proxy.http1.client.connection import UpstreamResponse
+from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.client.patience import ended_by_limit
 
 try:
@@ -101,7 +101,7 @@ class TimeoutWatch:
     """
 
     __slots__ = (
-        "_watches",
+        "_watchdog",
         "heard",
         "reading_since",
         "request",
@@ -114,9 +114,9 @@ class TimeoutWatch:
         self,
         request: web.BaseRequest,
         response: UpstreamResponse | None,
-        watches: "set[TimeoutWatch]",
+        watchdog: "Watchdog",
     ) -> None:
-        self._watches = watches
+        self._watchdog = watchdog
         self.request = request
         self.response = response
         self.heard = False
@@ -125,11 +125,30 @@ class TimeoutWatch:
         self.writing_since: float | None = None
 
     def __enter__(self) -> "TimeoutWatch":
-        self._watches.add(self)
+        self._watchdog._watches.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watches.remove(self)
+        self._watchdog._watches.remove(self)
+
+    async def pour(self, sink: Sink, chunk_sink: Sink | None = None) -> bool:
+        """Pass the response to `sink` until it wants no more, then wait for the client.
+
+        Returns True at its end. Raises UpstreamFault, or ConnectionError if the client has left.
+        """
+        assert self.response is not None
+        self.reading_since = self._watchdog.clock()
+        try:
+            if await self.response.pour(sink, chunk_sink):
+                return True
+        finally:
+            self.reading_since = None
+        if self.request.transport is None or self.request.transport.is_closing():
+            raise ConnectionResetError
+        self.writing_since = self._watchdog.clock()
+        await self.request.writer.drain()
+        self.writing_since = None
+        return False
 
 
 class Watchdog:
@@ -167,7 +186,7 @@ class Watchdog:
 
     def watching(self, request: web.BaseRequest, response: UpstreamResponse | None) -> TimeoutWatch:
         """Watch a request during a `with` block."""
-        return TimeoutWatch(request, response, self._watches)
+        return TimeoutWatch(request, response, self)
 
     def limit(self, seconds: float) -> Limit:
         """Return a limit that ends its block `seconds` from now, at the next look."""

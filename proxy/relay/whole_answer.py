@@ -8,7 +8,6 @@ framing, as in a stream. So no response takes more memory than WHOLE_BYTES and a
 import re
 from collections.abc import Callable
 
-import aiohttp
 from aiohttp import web
 
 from forebay.proxy.backends.link import BackendLink
@@ -16,7 +15,7 @@ from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, UpstreamFa
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
-from forebay.proxy.relay.delivery import UNTAKEN_BYTES
+from forebay.proxy.relay.delivery import CLIENT_LEFT, is_chunked, piece_sink
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.traces.ground.sse import read_object
@@ -112,13 +111,14 @@ class LargeAnswer:
                 await outgoing.prepare(self._incoming)
                 if self._incoming.method != "HEAD":
                     await self._relay_body(outgoing, watch)
+                    watch.writing_since = clock()
                 if self._failed:
                     self._cut()
                 else:
                     await outgoing.write_eof()
                     self._report_usage()
-            except (ConnectionError, aiohttp.ClientConnectionError):
-                pass  # the client has left: aiohttp cancels or ends this handler
+            except CLIENT_LEFT:
+                pass
             finally:
                 self._response.close()
         return outgoing
@@ -130,38 +130,23 @@ class LargeAnswer:
         await outgoing.write(begin)
         del begin
         watch.writing_since = None
-        transport, clock = self._incoming.transport, self._watchdog.clock
-        chunked = outgoing.headers.get("transfer-encoding") == "chunked"
-        if transport is None:
+        if self._incoming.transport is None:
             raise ConnectionResetError
-        write, untaken = transport.write, transport.get_write_buffer_size
+        send_piece = piece_sink(self._incoming.transport, chunked=is_chunked(outgoing))
 
         def send(piece: bytes) -> bool:
             self._link.heard = watch.heard = True
             self._left -= len(piece)
             self._search(piece)
-            if self._failed or transport.is_closing():
-                return False
-            write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            return untaken() <= UNTAKEN_BYTES
+            return not self._failed and send_piece(piece)
 
-        # Read until the client falls behind, then wait for the client.
-        while not self._failed:
-            watch.reading_since = clock()
-            try:
-                if await self._response.pour(send):
+        # The rest, as it comes.
+        try:
+            while not self._failed:
+                if await watch.pour(send):
                     break
-            except UpstreamFault:
-                self._failed = True
-                break
-            finally:
-                watch.reading_since = None
-            if transport.is_closing():
-                raise ConnectionResetError
-            watch.writing_since = clock()
-            await self._incoming.writer.drain()
-            watch.writing_since = None
-        watch.writing_since = clock()
+        except UpstreamFault:
+            self._failed = True
 
     def _search(self, piece: bytes) -> None:
         """Look for the usage and for the mark of an aborted response, and bound the size."""
