@@ -6,8 +6,10 @@ prescribed buckets (github.com/open-telemetry/semantic-conventions-genai,
 docs/gen-ai/gen-ai-metrics.md). The model is not a label, because clients choose it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
+from typing import cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -53,22 +55,131 @@ KINDS = frozenset(  # kinds of backends.failures.Failure
         *("connect", "before_first_byte", "timeout", "mid_stream", "abort", "empty", "hang"),
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
         *("bad_http", "large_head", "bad_coding", "bad_status", "transfer_coding"),
-        *(
-            "no_model",
-            "not_json",
-            "only_heartbeats",
-            "redirect",
-            "status",
-            "too_large",
-            "draining",
-            "shortage",
-        ),
+        *("no_model", "not_json", "only_heartbeats", "redirect", "status", "too_large"),
+        *("draining", "shortage"),
     }
 )
 
 
+# A class declares its metrics with these. Each object makes its own, in its registry.
+def counter(name: str, labels: str, text: str) -> Counter:
+    return cast("Counter", partial(Counter, f"forebay_{name}", text, labels.split()))
+
+
+def gauge(name: str, labels: str, text: str) -> Gauge:
+    return cast("Gauge", partial(Gauge, f"forebay_{name}", text, labels.split()))
+
+
+def histogram(name: str, labels: str, text: str, edges: Sequence[float]) -> BucketHistogram:
+    declared = partial(BucketHistogram, name, text, labels.split(), buckets=edges)
+    return cast("BucketHistogram", declared)
+
+
 class ProxyMetrics:
     """Counters and histograms of one proxy, in a registry of its own."""
+
+    # How requests ended, and why some were rejected or failed.
+    answers = counter(
+        "responses", "bucket status", "Responses, by bucket and status; 499: the client left first"
+    )
+    _tenants = counter(
+        "tenant_requests",
+        "tenant status",
+        "Responses, by tenant and status; none: no keys, or no valid one",
+    )
+    rejects = counter("rejects", "bucket reason", "Requests rejected, by reason")
+    _shed = counter("shed", "class", "Requests rejected to protect the proxy itself, by class")
+    upstream_errors = counter("upstream_errors", "backend kind", "Failures of a backend, by kind")
+    retries = counter("retries", "backend", "Requests retried after this backend failed")
+    # The work of each backend, and its duration.
+    prompt_tokens = counter("prompt_tokens", "backend", "Prompt tokens, as the backend counts")
+    cached_tokens = counter(
+        "cached_tokens", "backend", "Prompt tokens found in the prefix cache, as the backend counts"
+    )
+    _backend_requests = counter(
+        "backend_requests",
+        "backend bucket outcome",
+        "Requests sent to the backend, by how they ended",
+    )
+    _backend_ttft = histogram(
+        "forebay_backend_time_to_first_token_seconds",
+        "backend bucket",
+        "Time from dispatch to the backend to the first event",
+        BACKEND_SECONDS,
+    )
+    _backend_predicted = counter(
+        "backend_predicted_time_to_first_token_seconds",
+        "backend bucket",
+        "Sum of the predictions for the requests whose time to first token was observed",
+    )
+    _backend_duration = histogram(
+        "forebay_backend_request_duration_seconds",
+        "backend bucket",
+        "Time from arrival at the proxy to the last byte, of successful requests",
+        BACKEND_SECONDS,
+    )
+    # Times of requests, as clients see them.
+    ttft = histogram(
+        "forebay_time_to_first_token_seconds",
+        "bucket",
+        "Time from arrival at the proxy to the first event",
+        SECONDS,
+    )
+    queue = histogram(
+        "forebay_queue_seconds", "bucket", "Time in the queue before dispatch or rejection", SECONDS
+    )
+    prediction = histogram(
+        "forebay_ttft_prediction_ratio",
+        "bucket",
+        "Time from dispatch to the first event, observed over predicted",
+        RATIOS,
+    )
+    # The state of the proxy itself.
+    _lag = histogram(
+        "forebay_event_loop_lag_seconds",
+        "",
+        "Delay of the event loop in waking a sleeping task",
+        LAGS,
+    )
+    _client_waits = counter(
+        "client_wait_seconds",
+        "direction",
+        "Time in which prompts came (upload), or clients had much to take (download)",
+    )
+    _reloads = counter("config_reloads", "result", "Reloads of the configuration, by result")
+    _generation = gauge(
+        "config_generation", "", "Reloads of the configuration that changed something"
+    )
+    _shedding = gauge(
+        "shedding_classes", "", "Service classes rejected now to protect the proxy itself"
+    )
+    _alone = gauge("alone", "", "1 while the proxy should exchange its load with others and cannot")
+    _build = gauge("build_info", "version", "Always 1")
+    # The same times under the names of OpenTelemetry's conventions.
+    _duration = histogram(
+        "gen_ai_server_request_duration_seconds",
+        "gen_ai_operation_name error_type",
+        "Time from arrival to the last byte, of requests that were sent to a backend",
+        GEN_AI_DURATION,
+    )
+    _first = histogram(
+        "gen_ai_server_time_to_first_token_seconds",
+        "gen_ai_operation_name",
+        "Time from arrival to the first token, of successful streams",
+        GEN_AI_FIRST,
+    )
+    _each = histogram(
+        "gen_ai_server_time_per_output_token_seconds",
+        "gen_ai_operation_name",
+        "Time per output token after the first, of successful streams",
+        GEN_AI_EACH,
+    )
+    _usage = histogram(
+        "gen_ai_client_token_usage",
+        "gen_ai_operation_name gen_ai_token_type",
+        "Tokens of a request, by type",
+        GEN_AI_TOKENS,
+    )
 
     def __init__(
         self,
@@ -79,143 +190,25 @@ class ProxyMetrics:
         """`tenants` always have a label of their own."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series
         self._shaper = shaper
-        self._by_backend: list[Counter | BucketHistogram] = []
         self.log: IntervalLog | None = None  # gets each TTFT as well
         self.history: LiveHistory | None = None  # counts each request as well
         self.tenant_labels = TenantLabels(tenants)
         self.registry = registry = CollectorRegistry()
         registry.register(_ShaperMetrics(shaper, connections))
         ProcessCollector(registry=registry)
-
-        # Series of a backend are dropped once it is removed, so they are listed.
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            metric = Counter(f"forebay_{name}", text, labels, registry=registry)
-            if "backend" in labels:
-                self._by_backend.append(metric)
-            return metric
-
-        def histogram(
-            name: str, text: str, buckets: Iterable[float], *labels: str
-        ) -> BucketHistogram:
-            edges = tuple(buckets)
-            metric = BucketHistogram(name, text, labels, registry=registry, buckets=edges)
-            if "backend" in labels:
-                self._by_backend.append(metric)
-            return metric
-
-        # How requests ended, and why some were rejected or failed.
-        self.answers = counter(
-            "responses", "Responses, by bucket and status; 499: the client left first",
-            "bucket", "status",
-        )  # fmt: skip
-        self._tenants = counter(
-            "tenant_requests", "Responses, by tenant and status; none: no keys, or no valid one",
-            "tenant", "status",
-        )  # fmt: skip
-        self.rejects = counter("rejects", "Requests rejected, by reason", "bucket", "reason")
-        self._shed = counter(
-            "shed", "Requests rejected to protect the proxy itself, by class", "class"
-        )
-        self.upstream_errors = counter(
-            "upstream_errors", "Failures of a backend, by kind", "backend", "kind"
-        )
-        self.retries = counter("retries", "Requests retried after this backend failed", "backend")
-        # The work of each backend, and its duration.
-        self.prompt_tokens = counter(
-            "prompt_tokens", "Prompt tokens, as the backend counts", "backend"
-        )
-        self.cached_tokens = counter(
-            "cached_tokens",
-            "Prompt tokens found in the prefix cache, as the backend counts",
-            "backend",
-        )
-        self._backend_requests = counter(
-            "backend_requests", "Requests sent to the backend, by how they ended",
-            "backend", "bucket", "outcome",
-        )  # fmt: skip
-        self._backend_ttft = histogram(
-            "forebay_backend_time_to_first_token_seconds",
-            "Time from dispatch to the backend to the first event", BACKEND_SECONDS,
-            "backend", "bucket",
-        )  # fmt: skip
-        self._backend_predicted = counter(
-            "backend_predicted_time_to_first_token_seconds",
-            "Sum of the predictions for the requests whose time to first token was observed",
-            "backend", "bucket",
-        )  # fmt: skip
-        self._backend_duration = histogram(
-            "forebay_backend_request_duration_seconds",
-            "Time from arrival at the proxy to the last byte, of successful requests",
-            BACKEND_SECONDS, "backend", "bucket",
-        )  # fmt: skip
-        # Times of requests, as clients see them.
-        self.ttft = histogram(
-            "forebay_time_to_first_token_seconds",
-            "Time from arrival at the proxy to the first event", SECONDS, "bucket",
-        )  # fmt: skip
-        self.queue = histogram(
-            "forebay_queue_seconds", "Time in the queue before dispatch or rejection", SECONDS,
-            "bucket",
-        )  # fmt: skip
-        self.prediction = histogram(
-            "forebay_ttft_prediction_ratio",
-            "Time from dispatch to the first event, observed over predicted", RATIOS, "bucket",
-        )  # fmt: skip
-        # The state of the proxy itself.
-        self._lag = histogram(
-            "forebay_event_loop_lag_seconds",
-            "Delay of the event loop in waking a sleeping task",
-            LAGS,
-        )
-        self._client_waits = counter(
-            "client_wait_seconds",
-            "Time in which prompts came (upload), or clients had much to take (download)",
-            "direction",
-        )
+        # Make what the class declares. Series of a removed backend are dropped, so they are listed.
+        self._by_backend: list[Counter | BucketHistogram] = []
+        for name, declared in vars(ProxyMetrics).items():
+            if isinstance(declared, partial):
+                metric = declared(registry=registry)
+                setattr(self, name, metric)
+                if "backend" in declared.args[-1]:
+                    self._by_backend.append(metric)
+        # Series that exist before anything happens.
+        self._build.labels(version("forebay")).set(1)
         self._client_waits.of[("upload",)].inc(0.0)
-        self._reloads = counter(
-            "config_reloads", "Reloads of the configuration, by result", "result"
-        )
         for result in ("applied", "partly", "unchanged", "failed"):
             self._reloads.of[(result,)].inc(0.0)
-        self._generation = Gauge(
-            "forebay_config_generation",
-            "Reloads of the configuration that changed something",
-            registry=registry,
-        )
-        self._shedding = Gauge(
-            "forebay_shedding_classes",
-            "Service classes rejected now to protect the proxy itself",
-            registry=registry,
-        )
-        self._alone = Gauge(
-            "forebay_alone",
-            "1 while the proxy should exchange its load with others and cannot",
-            registry=registry,
-        )
-        Gauge("forebay_build_info", "Always 1", ["version"], registry=registry).labels(
-            version("forebay")
-        ).set(1)
-        # The same times under the names of OpenTelemetry's conventions.
-        operation = "gen_ai_operation_name"
-        self._duration = histogram(
-            "gen_ai_server_request_duration_seconds",
-            "Time from arrival to the last byte, of requests that were sent to a backend",
-            GEN_AI_DURATION, operation, "error_type",
-        )  # fmt: skip
-        self._first = histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "Time from arrival to the first token, of successful streams", GEN_AI_FIRST, operation,
-        )  # fmt: skip
-        self._each = histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Time per output token after the first, of successful streams", GEN_AI_EACH, operation,
-        )  # fmt: skip
-        self._usage = histogram(
-            "gen_ai_client_token_usage",
-            "Tokens of a request, by type",
-            GEN_AI_TOKENS, operation, "gen_ai_token_type",
-        )  # fmt: skip
 
     def first_token(self, record: RequestRecord, now: float) -> None:
         """The first event of a request has come."""
