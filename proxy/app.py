@@ -72,7 +72,7 @@ class App:
         self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
         # State that a drain waits for or changes.
-        self.held = HeldRequests(models, lambda: self._config.hold.max_requests)
+        self.held = HeldRequests(models, config.hold.max_requests)
         self.leaving = False  # lame duck: requests are taken, but connections are told to close
         self.draining = False  # no more requests are taken
         self.active = 0
@@ -91,6 +91,7 @@ class App:
         self._budget.limit = request_bytes(config.limits)
         self._budget.status = config.reject_status
         self._cors = Cors(config.cors_origins)
+        self.held.max_requests = config.hold.max_requests
 
     def end_all(self) -> None:
         """End all requests, waiting or running."""
@@ -217,7 +218,11 @@ class App:
             shaped = ShapedRequest(
                 request, dialect.path, body, parsed, record, reply_headers, memory, opening
             )
-            return await opening.finished(self._granted(shaped))
+            try:
+                response = await self._granted(shaped)
+            except ApiError as error:
+                return await opening.failed(error)
+            return await opening.finished(response)
 
     async def _granted(self, shaped: ShapedRequest) -> web.StreamResponse:
         """Relay the response to a request once it has a slot. Raises ApiError without a slot."""

@@ -13,24 +13,22 @@ REFUSED_S = 0.25  # until a backend that refused a connection is tried again
 class HeldRequests:
     """Requests that wait for a backend to come up, in no queue.
 
-    Args:
-        most: returns the number of requests that may be kept. A tenant may have half of them.
-
     Attributes:
         count: requests that are kept now.
+        max_requests: the number of requests that may be kept. A tenant may have half of them.
     """
 
-    def __init__(self, models: ServedModels, most: Callable[[], int]) -> None:
+    def __init__(self, models: ServedModels, max_requests: int) -> None:
         self.count = 0
         self._of_tenant: Counter[str] = Counter()
         self._models = models
-        self._most = most
+        self.max_requests = max_requests
         self._refusal: Callable[[], Exception] | None = None
 
     @property
     def on(self) -> bool:
         """Whether requests are kept at all."""
-        return self._most() > 0
+        return self.max_requests > 0
 
     async def until_up(
         self, model: str, tenant: str, until: float, *, refused: bool = False
@@ -72,5 +70,5 @@ class HeldRequests:
         self._models.pulse()
 
     def _has_room(self, tenant: str) -> bool:
-        most = self._most()
+        most = self.max_requests
         return self.count < most and not (tenant and self._of_tenant[tenant] >= MAJORITY * most)

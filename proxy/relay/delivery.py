@@ -1,7 +1,7 @@
 """Send responses to clients, begin streams early, and cut off clients that do not take them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
@@ -141,27 +141,24 @@ class Opening:
             self._incoming.writer.send_headers()
         piece_sink(transport, chunked=is_chunked(self._response))(data)
 
-    async def finished(self, serving: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-        """Return the response that `serving` returns, sent as an event if it is a late error.
+    async def finished(self, response: web.StreamResponse) -> web.StreamResponse:
+        """Return the response, sent as an event if it is a late error of the backend."""
+        if self._response is None or response is self._response:
+            return response
+        self._record.reason = "upstream_error"
+        return await self._end(_backends_error(response, self._dialect.types_events))
 
-        Raises the ApiError of `serving` while nothing has been sent.
-        """
-        typed = self._dialect.types_events
-        try:
-            response = await serving
-        except ApiError as error:
-            if self._response is None:
-                raise
-            self._record.reason, body = error.code, error.body(typed=typed)
-        else:
-            if self._response is None or response is self._response:
-                return response
-            self._record.reason = "upstream_error"
-            body = _backends_error(response, typed)
-        return await self._end(self._response, error_event(body, typed=typed))
+    async def failed(self, error: ApiError) -> web.StreamResponse:
+        """Send the error as an event, or raise it while nothing has been sent."""
+        if self._response is None:
+            raise error
+        self._record.reason = error.code
+        return await self._end(error.body(typed=self._dialect.types_events))
 
-    async def _end(self, response: web.StreamResponse, event: bytes) -> web.StreamResponse:
-        self.close()
+    async def _end(self, body: bytes) -> web.StreamResponse:
+        response = self.close()
+        assert response is not None
+        event = error_event(body, typed=self._dialect.types_events)
         with self._watchdog.watching(self._incoming, None) as watch, suppress(*CLIENT_LEFT):
             watch.writing_since = self._watchdog.clock()
             await response.write(event)

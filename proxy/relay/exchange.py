@@ -80,15 +80,10 @@ async def _read_whole(
     limit: int,
 ) -> web.Response | LargeAnswer:
     """Read a response that is not a stream. Raises Failure for a bad status."""
-    clock = watchdog.clock
     with watchdog.watching(request.incoming, response) as watch:
-
-        def heard() -> None:
-            watch.reading_since = clock()
-            link.heard = True
-
-        heard()
-        body, complete = await read_small(response, limit, request.memory, heard)
+        watch.reading_since = watchdog.clock()
+        link.heard = True
+        body, complete = await read_small(response, limit, request.memory, link, watch)
     if not complete:
         if response.status in BUSY_STATUSES or response.status >= 500:
             raise Failure("5xx", upstream_error())

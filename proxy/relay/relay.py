@@ -175,9 +175,8 @@ def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
 
 def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
     """Return the body for the granted backend: with its place in an engine that orders by it."""
-    priority = grant.send.priority
-    members = {} if priority is None else {"priority": str(priority)}
-    return with_members(shaped.body, members)
+    priority, body = grant.send.priority, shaped.body
+    return body if priority is None else with_members(body, {"priority": str(priority)})
 
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:

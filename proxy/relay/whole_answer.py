@@ -6,7 +6,6 @@ framing, as in a stream. So no response takes more memory than WHOLE_BYTES and a
 """
 
 import re
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -30,7 +29,11 @@ _ENDS = re.compile(rb'(?<!\\)"finish_reason"\s*:\s*$')
 
 
 async def read_small(
-    response: UpstreamResponse, limit: int, memory: RequestMemory, watch_read: Callable[[], None]
+    response: UpstreamResponse,
+    limit: int,
+    memory: RequestMemory,
+    link: BackendLink,
+    watch: TimeoutWatch,
 ) -> tuple[bytes, bool]:
     """Read the body while it is small. Returns the bytes, and True if these are all.
 
@@ -38,13 +41,13 @@ async def read_small(
 
     Args:
         memory: gets the bytes of the body. Without room a body above SMALL_BYTES is large.
-        watch_read: is called for every piece.
+        link, watch: are told of every piece.
     """
     if (response.length or 0) > limit:
         raise AnswerTooLarge(limit)
     pieces, size, before = [], 0, memory.size
     while piece := await response.read():
-        watch_read()
+        link.heard = watch.heard = True
         pieces.append(piece)
         size += len(piece)
         if size > limit:
