@@ -16,6 +16,7 @@ from forebay.analysis.runs.load import load_runs
 from forebay.replay.clock.virtual_loop import run
 
 PREFIX = "forebay."
+LOOP = "forebay.replay.clock.virtual_loop"  # of the tests: in service it is a library
 CORE = "forebay.proxy.core."
 Arrow = tuple[str, str]  # from the module that calls to the module that is called
 
@@ -35,11 +36,11 @@ class Walk:
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         callee = _module(frame)
-        if event != "call" or not callee.startswith(PREFIX):
+        if event != "call" or not _counts(callee):
             return
         # The event loop and libraries stand between some modules.
         caller = frame.f_back
-        while caller is not None and not _module(caller).startswith(PREFIX):
+        while caller is not None and not _counts(_module(caller)):
             caller = caller.f_back
         if caller is not None and _module(caller) != callee:
             self.arrows[_module(caller), callee] = None
@@ -48,6 +49,10 @@ class Walk:
         """Return the number of arrows into a module that was entered before."""
         callees = [callee for _, callee in self.arrows if callee.startswith(prefix)]
         return len(callees) - len(set(callees))
+
+
+def _counts(module: str) -> bool:
+    return module.startswith(PREFIX) and module != LOOP
 
 
 def _module(frame: FrameType) -> str:
