@@ -13,7 +13,7 @@ from aiohttp import web
 
 from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, read_fields
+from forebay.proxy.api.body import ParsedBody, Reading, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.json_body import LargeBodies, as_utf8, parse_any
 from forebay.proxy.api.public_paths import methods_of
@@ -48,7 +48,6 @@ class App:
 
     def __init__(self, config: Config, services: Services) -> None:
         # The services of the proxy, each by its name.
-        self._config = config
         self._port = services.port
         self._driver = services.driver
         self._backends = services.backends
@@ -69,7 +68,6 @@ class App:
         )
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self._parsing = LargeBodies()
-        self._cors = Cors(config.cors_origins)
         self._parsed_count = 0
         # State that a drain waits for or changes.
         self.held = HeldRequests(models, config.hold.max_requests)
@@ -78,6 +76,7 @@ class App:
         self.active = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.reconfigure(config)
 
     @property
     def ready(self) -> bool:
@@ -91,6 +90,14 @@ class App:
         self._budget.limit = request_bytes(config.limits)
         self._budget.status = config.reject_status
         self._cors = Cors(config.cors_origins)
+        self._reading = Reading(
+            estimate=self._estimate,
+            block_bytes=config.affinity.block_bytes,
+            sdk_timeout=config.admission.sdk_timeout,
+            most_tokens=config.buckets[-1].up_to,
+            models=self._backends.models,
+            response_ids=self._security.response_ids,
+        )
         self.held.max_requests = config.hold.max_requests
 
     def end_all(self) -> None:
@@ -299,21 +306,16 @@ class App:
             fields = await parse_any(body, in_pieces=large)
             self._parsed_count += 1
             return read_fields(
+                self._reading,
                 fields,
                 body,
                 request.headers,
                 id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
                 dialect=dialect or dialect_of(fields),
-                estimate=self._estimate,
-                block_bytes=self._config.affinity.block_bytes,
                 tenant=tenant,
                 salts=self._security.salts,
-                sdk_timeout=self._config.admission.sdk_timeout,
-                most_tokens=self._config.buckets[-1].up_to,
-                counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
-                models=self._backends.models,
                 ignore_salt=self._backends.salts.ignored,
-                response_ids=self._security.response_ids,
+                counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
             )
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:

@@ -6,7 +6,7 @@ estimated, because a tokenizer would block the loop for 20 ms at 100k tokens.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
@@ -26,7 +26,6 @@ from forebay.traces.ground.command_line.quantities import seconds
 DEFAULT_OUTPUT_TOKENS = 512  # reserved for the output of a request without a limit
 MOST_OUTPUT_TOKENS = 1 << 20  # bound of what is reserved for all outputs of one request
 BYTES_PER_TOKEN_ID = 4
-NO_MODELS = Models()
 # Replaces the stream options: without usage, no other of them has an effect.
 INCLUDE_USAGE = '{"include_usage":true}'
 OTHER_TIMEOUTS = (
@@ -63,36 +62,46 @@ class ParsedBody:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The settings of a proxy that decide how it reads a body.
+
+    Attributes:
+        sdk_timeout: the timeout of OpenAI's Python client counts where no other header gives one.
+        most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
+            may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
+        models: the models that the backends serve, with their aliases.
+        response_ids: makes the ids of the tenant's responses.
+    """
+
+    estimate: TokenEstimate
+    block_bytes: int
+    sdk_timeout: bool = True
+    most_tokens: float = math.inf
+    models: Models = field(default_factory=Models)
+    response_ids: ResponseIds | None = None
+
+
 def read_fields(
+    reading: Reading,
     fields: dict[str, Any],
     body: bytes,
     headers: Mapping[str, str],
     *,
     id_: str,
     dialect: Dialect,
-    estimate: TokenEstimate,
-    block_bytes: int,
     tenant: str = "",
     salts: CacheSalts | None = None,
-    sdk_timeout: bool = True,
-    most_tokens: float = math.inf,
-    counted: bool = False,
-    models: Models = NO_MODELS,
     ignore_salt: frozenset[str] = frozenset(),
-    response_ids: ResponseIds | None = None,
+    counted: bool = False,
 ) -> ParsedBody:
     """Parse a request that is shaped. Raises ApiError 400 naming the parameter.
 
     Args:
         fields: `body` as JSON. Parsing that is half of the work for a large body (`parse_any`).
-        sdk_timeout: the timeout of OpenAI's Python client counts where no other header gives one.
-        most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
-            may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
         counted: ask the backend for the usage of a stream, too, because the ledger or a budget
             counts it.
-        models: the models that the backends serve, with their aliases.
         ignore_salt: paths on which the backends drop the salt, so all tenants share their caches.
-        response_ids: makes the ids of the tenant's responses.
     """
     # Fields with a plain value.
     answer_tokens = _answer_tokens(fields, dialect)
@@ -101,31 +110,33 @@ def read_fields(
     previous_id = dialect.previous_id(fields)
     # The seed of the hashes: prefix caches of models and tenants are apart.
     members: dict[str, str] = {}  # of the body that is sent on; they override the client's
-    model = models.of_body(name, members)
+    model = reading.models.of_body(name, members)
     if salts is not None:
         reject_media_ids(fields)
         salt = salts.salt(tenant, salt)
         members[SALT] = f'"{salt}"'
     cache = _cache_of(salt, model, shared=dialect.path in ignore_salt)
     # The estimated length. A large prompt is hashed as it is read, and never kept as a whole.
+    block_bytes, most_tokens = reading.block_bytes, reading.most_tokens
     into = BlockHashes(block_bytes, cache) if len(body) >= LARGE_BYTES else None
     text = dialect.prompt_text(fields, into)
     prompt = text.data
-    tokens = _text_tokens(text, estimate, tenant)
+    tokens = _text_tokens(text, reading.estimate, tenant)
     all_tokens = tokens + text.media_tokens
     if all_tokens > most_tokens and _may_fit(fields, text, most_tokens, dialect):
         all_tokens = int(most_tokens)
         tokens = min(tokens, all_tokens)
     pure = not text.media_tokens and dialect.prefill_only(fields)
     sequences = min(dialect.sequences(fields), MOST_OUTPUT_TOKENS)
-    timeout_s, service_class = _timeout_s(headers, sdk_timeout), _service_class(priority, headers)
+    timeout_s = _timeout_s(headers, reading.sdk_timeout)
+    service_class = _service_class(priority, headers)
     # The body that is sent on, and what the tenant's quota is charged.
     if hides_usage := counted and streams and _uncounted(fields, dialect):
         members["stream_options"] = INCLUDE_USAGE
     quota_tokens = 0
     if tenant:
-        _keep_apart(members, tenant, dialect, priority, response_ids)
-        quota_tokens = _quota_tokens(text, estimate, tokens, most_tokens)
+        _keep_apart(members, tenant, dialect, priority, reading.response_ids)
+        quota_tokens = _quota_tokens(text, reading, tokens)
     body = with_members(body, members)
     blocks = chain(prompt, block_bytes, cache)
     request = Request(
@@ -196,17 +207,15 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
     return estimate.tokens(len(text.data), tenant)
 
 
-def _quota_tokens(
-    text: PromptText, estimate: TokenEstimate, tokens: int, most_tokens: float
-) -> int:
+def _quota_tokens(text: PromptText, reading: Reading, tokens: int) -> int:
     """Return the tokens that a quota is charged until an engine counts the prompt.
 
     0 for token ids, whose number is exact.
     """
     if text.token_ids:
         return 0
-    tokens = max(tokens, estimate.untaught_tokens(len(text.data)))
-    return int(min(most_tokens, tokens + text.media_tokens))
+    tokens = max(tokens, reading.estimate.untaught_tokens(len(text.data)))
+    return int(min(reading.most_tokens, tokens + text.media_tokens))
 
 
 def _uncounted(fields: dict[str, Any], dialect: Dialect) -> bool:
