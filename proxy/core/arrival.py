@@ -23,6 +23,7 @@ from forebay.proxy.core.model import (
 )
 from forebay.proxy.core.policy.admission import (
     Admit,
+    Placement,
     attainable,
     early_reject,
     gives_way,
@@ -35,49 +36,6 @@ from forebay.proxy.core.policy.kv_wait import without_copies
 from forebay.proxy.core.policy.routing import Option, Route
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
-
-
-class Placement:
-    """Where a new request would go, and how.
-
-    Attributes:
-        options: the forecasts for all backends that were priced.
-        option: the option that the route picked, on `backend`.
-        starts: it may start there now.
-        sent_now: it may start, and no request of its bucket waits there.
-        queued: requests of its bucket that wait already; -1 if it would not wait.
-        limits: its bucket, with the `max_wait` that applies to it.
-        gives_way: the request that would leave the full queue for it.
-    """
-
-    __slots__ = (
-        "backend",
-        "gives_way",
-        "limits",
-        "option",
-        "options",
-        "queued",
-        "sent_now",
-        "starts",
-    )
-
-    def __init__(
-        self,
-        options: list[Option],
-        option: Option,
-        backend: Backend,
-        starts: bool,
-        queued: int,
-        limits: Bucket,
-    ) -> None:
-        self.options = options
-        self.option = option
-        self.backend = backend
-        self.starts = starts
-        self.sent_now = False
-        self.queued = queued
-        self.limits = limits
-        self.gives_way: QueuedRequest | None = None
 
 
 class NewRequests:
@@ -102,8 +60,7 @@ class NewRequests:
         rejected = early_reject(request, bucket, dispatcher.quotas, now)
         if rejected is not None or bucket is None:
             assert rejected is not None
-            if dispatcher.recorder is not None:
-                dispatcher.recorder.rejected_early(rejected, dispatcher.buckets, now)
+            dispatcher.recorder.rejected_early(rejected, dispatcher.by_length[-1], now)
             return [rejected]
         waiting = self._enter(request, bucket, now)
         options = dispatcher.forecast.options(waiting, now)
@@ -133,7 +90,7 @@ class NewRequests:
         rejected = early_reject(request, bucket, dispatcher.quotas, now)
         if rejected is not None or bucket is None:
             assert rejected is not None
-            note_early_rejection(receipt, rejected, dispatcher.buckets)
+            note_early_rejection(receipt, rejected, dispatcher.by_length[-1])
             return receipt
         undo = dispatcher.fairness.try_arrival(request.tenant, now)
         try:  # a routing rule of a plug-in may raise
@@ -151,8 +108,7 @@ class NewRequests:
         if not options:
             return dispatcher.reject(waiting, "no_backend_available", now)
         waiting.settled = True  # nothing was charged, so nothing is corrected
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.observed(request, bucket, now)
+        dispatcher.recorder.observed(request, bucket, now)
         send = send_past_queues(dispatcher, waiting, options, route, now)
         if dispatcher.on_demand is not None:
             backend = dispatcher.backends[send.backend]
@@ -169,8 +125,7 @@ class NewRequests:
             return
         place = self._place(waiting, bucket, options, now)
         reason = self._reason(waiting, bucket, place, now)
-        limits = place.limits
-        note_decision(receipt, request, bucket, limits, options, place.option, place.queued, reason)
+        note_decision(receipt, request, bucket, place, reason)
         if reason is not None:
             return
         receipt.backend = place.option.backend
@@ -267,13 +222,8 @@ class NewRequests:
         self, waiting: QueuedRequest, bucket: Bucket, place: Placement, now: float
     ) -> RejectReason | None:
         """Return the reason to reject a new request, or None to admit it, and record that."""
-        dispatcher = self._dispatcher
         reason = self._reason(waiting, bucket, place, now)
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.decided(
-                waiting, bucket, place.limits, place.options, place.option, place.queued, reason,
-                now,
-            )  # fmt: skip
+        self._dispatcher.recorder.decided(waiting, bucket, place, reason, now)
         return reason
 
     def _reason(

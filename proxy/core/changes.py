@@ -191,8 +191,7 @@ class OperatorChanges:
         self._dispatcher.refund_quota(waiting, now)
         queued_s = now - waiting.arrived_at
         reject = Reject(waiting.request, "prompt_too_long", "", queued_s, inf)
-        if self._dispatcher.recorder is not None:
-            self._dispatcher.recorder.outgrew(reject, self._dispatcher.by_length[-1], now)
+        self._dispatcher.recorder.outgrew(reject, self._dispatcher.by_length[-1], now)
         return reject
 
     def _home(self, request: Request) -> str:

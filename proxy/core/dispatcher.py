@@ -59,7 +59,7 @@ class Dispatcher:
         dispatch_ahead_s: float,
         fairness: Fairness,
         quotas: Quotas,
-        recorder: DecisionRecorder | None,
+        recorder: DecisionRecorder,
         observed: Route | None,
     ) -> None:
         self.backends = backends
@@ -98,8 +98,7 @@ class Dispatcher:
 
     def pass_time(self, now: float) -> None:
         """Let time pass until `now`. Every event begins with this."""
-        if self.recorder is not None:
-            self.recorder.time_passes(self.forecast.gate, self.backends, now)
+        self.recorder.time_passes(self.forecast.gate, self.backends, now)
         if now > self.now:
             self.now = now
         if not self.silent:
@@ -165,8 +164,8 @@ class Dispatcher:
         if self.fairness.on and backend.queued:
             gate.divide(backend, now)
             self.queues.reorder()  # another tenant may be next
-        if self.recorder is not None and backend.queued:
-            self.recorder.waits(heads_of([backend]), backend, gate, now)
+        if backend.queued:
+            self.recorder.waits(backend, gate, now)
         return actions
 
     def _better_here(self, backend: Backend, now: float) -> QueuedRequest | None:
@@ -225,8 +224,7 @@ class Dispatcher:
         wait_s: float | None = None,
     ) -> Send:
         """Send a request that waits in no queue. `wait_s`: its predicted wait, if it is known."""
-        if self.recorder is not None:
-            self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
+        self.recorder.starts(waiting, backend, self.forecast.gate, self.buckets, now)
         # The prediction must see the backend as it is before this request joins it.
         request, rank = waiting.request, waiting.own_rank
         waiting.paid = False  # spent
@@ -252,8 +250,7 @@ class Dispatcher:
         send = Send(
             request, backend.name, waiting.bucket, queued_s, ttft_s, matched_tokens, priority
         )
-        if self.recorder is not None:
-            self.recorder.sent(send, now)
+        self.recorder.sent(send, now)
         return send
 
     def enqueue(self, waiting: QueuedRequest, option: Option, now: float) -> None:
@@ -269,8 +266,7 @@ class Dispatcher:
         self._take_place(waiting, backend, option.prefill_s)
         if self.fairness.on:
             self.fairness.queued(request.tenant)
-        if self.recorder is not None:
-            self.recorder.queued(waiting, backend, self.forecast.gate, now)
+        self.recorder.queued(waiting, backend, self.forecast.gate, now)
 
     def waits_on(self, waiting: QueuedRequest, now: float) -> bool:
         """Let a request of a burst wait beyond its deadline. False if it must leave now."""
@@ -329,8 +325,7 @@ class Dispatcher:
         queued_s, retry_after_s = now - waiting.arrived_at, whole_s(wait_s)
         self.return_times.note(waiting.request, retry_after_s, now)
         reject = Reject(waiting.request, reason, waiting.bucket, queued_s, retry_after_s)
-        if self.recorder is not None:
-            self.recorder.rejected(reject, now)
+        self.recorder.rejected(reject, now)
         return reject
 
     def reject_beyond_limit(self, waiting: QueuedRequest, now: float) -> list[Action]:

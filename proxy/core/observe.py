@@ -116,7 +116,6 @@ class Shadow:
         self.play(now)
         self._undecided[request.id] = bucket
         actions = self.shaper.arrive(request, now)
-        assert self.shaper.recorder is not None
         would = self.shaper.recorder.receipts.find(request.id)
         assert would is not None
         self._recorder.foreseen(request.id, would)
@@ -191,7 +190,6 @@ class Shadow:
         self._carry_out(self.shaper.finish(request_id, now), now)
 
     def _carry_out(self, actions: Iterable[Action], now: float) -> None:
-        assert self.shaper.recorder is not None
         for action in actions:
             request_id = action.request.id
             bucket = self._undecided.pop(request_id, None)
@@ -262,7 +260,7 @@ class ObservingShaper(Shaper):
         if dispatcher.observed is None and self._shadow is None:
             return None
         forecasts = dispatcher.observed is not None and not dispatcher.sharing
-        if recorder is None or not forecasts:
+        if not forecasts:
             if self._shadow is not None:
                 self._shadow, self.preview = None, self._arrivals.preview
             return None

@@ -13,7 +13,7 @@ from forebay.proxy.core.arrival import NewRequests, send_past_queues
 from forebay.proxy.core.changes import OperatorChanges, by_length
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.explain.receipt import Receipt
-from forebay.proxy.core.explain.recorder import DecisionRecorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder, NullRecorder
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Tenant
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import Admit, refuse
@@ -31,7 +31,7 @@ class Shaper:
     Attributes:
         changes: the changes by operators while requests run.
         peering: the reports of other proxies, and the report of this proxy.
-        recorder: keeps a record of each decision; None: no records.
+        recorder: keeps a record of each decision, or none.
         preview: returns the record that a request would get if it arrived now. Nothing changes.
         charge_unqueued: charges a quota for a request that passes no queue.
     """
@@ -56,6 +56,7 @@ class Shaper:
             observed: send each request at once where this route says. The decisions of `route` and
                 the other rules are only recorded.
         """
+        self.recorder = recorder or NullRecorder()
         configured = list(tenants)
         fairness = Fairness(configured, default_weight)
         self._dispatcher = Dispatcher(
@@ -69,13 +70,12 @@ class Shaper:
             dispatch_ahead_s=dispatch_ahead_s,
             fairness=fairness,
             quotas=Quotas(configured),
-            recorder=recorder,
+            recorder=self.recorder,
             observed=observed,
         )
         self.backends = self._dispatcher.backends
         self.peering = Peering(self._dispatcher)
         self.changes = OperatorChanges(self._dispatcher, self.peering)
-        self.recorder = recorder
         self._arrivals = NewRequests(self._dispatcher, admit)
         self.preview: Callable[[Request, float], Receipt] = self._arrivals.preview
         self.charge_unqueued: Callable[[str, int, float], float] = self._arrivals.charge_unqueued
@@ -96,8 +96,8 @@ class Shaper:
         if request_id not in dispatcher.running:
             return []
         backend, waiting = dispatcher.running[request_id]
-        if dispatcher.recorder is not None and waiting.request.pure:
-            dispatcher.recorder.first_token(request_id, now)
+        if waiting.request.pure:
+            self.recorder.first_token(request_id, now)
         prefilled = backend.first_token(request_id, now)
         return dispatcher.freed(backend, prefilled, now)
 
@@ -105,8 +105,7 @@ class Shaper:
         """Free a slot: the request completed, failed, or its client left."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.finished(request_id, now)
+        self.recorder.finished(request_id, now)
         backend, waiting = dispatcher.running.pop(request_id)
         if dispatcher.fairness.on:
             dispatcher.refund_prefill(backend, waiting, now)
@@ -131,8 +130,7 @@ class Shaper:
             prompt_tokens: as the engine counts; 0 if unknown.
         """
         dispatcher = self._dispatcher
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.used(request_id, output_tokens, cached_tokens, prompt_tokens)
+        self.recorder.used(request_id, output_tokens, cached_tokens, prompt_tokens)
         running = dispatcher.running.get(request_id)
         if running is None:
             return
@@ -167,8 +165,7 @@ class Shaper:
         """Take out a waiting request: its client left before it was sent."""
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.cancelled(request_id, now)
+        self.recorder.cancelled(request_id, now)
         dispatcher.refund_quota(dispatcher.queues.waiting[request_id], now)
         backend = dispatcher.dequeue(request_id)
         return dispatcher.start_next(backend, now)
@@ -181,8 +178,7 @@ class Shaper:
         """
         dispatcher = self._dispatcher
         dispatcher.pass_time(now)
-        if dispatcher.recorder is not None:
-            dispatcher.recorder.failed(request_id, now)
+        self.recorder.failed(request_id, now)
         failed, waiting = dispatcher.running.pop(request_id)
         if dispatcher.fairness.on:
             dispatcher.refund_prefill(failed, waiting, now)
@@ -256,8 +252,7 @@ class Shaper:
 
     def settle(self, now: float) -> None:
         """Judge the rejections that can be judged by now. It decides nothing."""
-        if self.recorder is not None:
-            self.recorder.time_passes(self._dispatcher.forecast.gate, self.backends, now)
+        self.recorder.time_passes(self._dispatcher.forecast.gate, self.backends, now)
 
     def report_demand(self, listener: Callable[[str, float, float], None]) -> None:
         """Call `listener` with family, prefill seconds and time for each new request.

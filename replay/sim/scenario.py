@@ -335,15 +335,15 @@ def _simulate(
     end_s = max((o.finished_s or 0.0 for o in outcomes), default=0.0)
     busy = [engine.busy_s / end_s if end_s else 0.0 for engine in engines.values()]
     preemptions = sum(engine.preemptions for engine in engines.values())
-    receipts = _receipts(policy, outcomes) if isinstance(policy, Shaper) else None
+    receipts = None
+    if scenario.explained and isinstance(policy, Shaper):
+        receipts = _receipts(policy, outcomes)
     return Simulated(
         scenario, outcomes, busy, preemptions, cpu_s, receipts, waited=turns is not None
     )
 
 
-def _receipts(policy: Shaper, outcomes: Sequence[SimOutcome]) -> Receipts | None:
-    if policy.recorder is None:
-        return None
+def _receipts(policy: Shaper, outcomes: Sequence[SimOutcome]) -> Receipts:
     policy.settle(inf)
     receipts = policy.recorder.receipts
     for outcome in outcomes:  # the fleet reports only usage that the policy did not expect

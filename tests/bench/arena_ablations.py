@@ -13,12 +13,12 @@ from unittest.mock import patch
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import BucketConfig, Config
-from forebay.proxy.core.arrival import NewRequests, Placement
+from forebay.proxy.core.arrival import NewRequests
 from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S
 from forebay.proxy.core.model import Action, Bucket, RejectReason, Request
-from forebay.proxy.core.policy.admission import in_time_wait_s, refuse
+from forebay.proxy.core.policy.admission import Placement, in_time_wait_s, refuse
 from forebay.proxy.core.policy.forecast import Forecast, error_margin_s
 from forebay.proxy.core.policy.kv_wait import kv_wait_s
 from forebay.proxy.core.policy.long_prefills import LongPrefills

@@ -188,7 +188,6 @@ class Scramble:
             self.event(kind, of)
         self.shaper.settle(inf)
         recorder = self.shaper.recorder
-        assert recorder is not None
         for record in [*recorder.receipts.ended.values()]:
             told = [record.id, record.rule, record.value, record.limit, record.state]
             told += [record.predicted_s, record.matched_tokens, record.hindsight, record.tries]

@@ -20,13 +20,12 @@ Rules for a request that was admitted and is rejected after all: `deadline_passe
 its backend had failed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from forebay.proxy.core.explain.hindsight import Hindsight
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.model import Bucket, Reject, RejectReason, Request, Send
-from forebay.proxy.core.policy.admission import attainable, in_time_wait_s
-from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.policy.admission import Placement, attainable, in_time_wait_s
 from forebay.proxy.core.policy.start import StartGate
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
@@ -50,41 +49,31 @@ class DecisionRecorder:
 
     # Arrival.
 
-    def rejected_early(self, reject: Reject, buckets: Mapping[str, Bucket], now: float) -> None:
+    def rejected_early(self, reject: Reject, last: Bucket, now: float) -> None:
         """Record a rejection without a forecast: too long, or over quota."""
         receipt = self.receipts.open(reject.request, reject.bucket, now)
-        note_early_rejection(receipt, reject, buckets)
+        note_early_rejection(receipt, reject, last)
         self._refuse(receipt, now)
 
     def decided(
         self,
         waiting: QueuedRequest,
         bucket: Bucket,
-        limits: Bucket,
-        options: Sequence[Option],
-        option: Option,
-        queued: int,
+        place: Placement,
         reason: RejectReason | None,
         now: float,
     ) -> None:
-        """Record the decision about a new request.
-
-        Args:
-            limits: the bucket, with the `max_wait` that applies to the request.
-            option: the option that the route picked from `options`.
-            queued: requests of its bucket that wait already; -1 if it would not wait.
-            reason: None if it is admitted.
-        """
+        """Record the decision about a new request. `reason` is None if it is admitted."""
         request = waiting.request
         receipt = self.receipts.open(request, bucket.name, now)
-        note_decision(receipt, request, bucket, limits, options, option, queued, reason)
+        note_decision(receipt, request, bucket, place, reason)
         if reason is None:
             if self.hindsight.watches:
-                self.hindsight.admitted(request, limits, options, queued)
+                self.hindsight.admitted(request, place.limits, place.options, place.queued)
             return
         self._refuse(receipt, now)
         if receipt.rule != "tenant_share":
-            self.hindsight.rejected(waiting, receipt, bucket, option, now)
+            self.hindsight.rejected(waiting, receipt, bucket, place.option, now)
 
     def observed(self, request: Request, bucket: Bucket, now: float) -> None:
         """Record a request that is sent at once."""
@@ -115,11 +104,9 @@ class DecisionRecorder:
             receipt.waits_for(why, now)
             receipt.step(now, "queued", backend.name, why)
 
-    def waits(
-        self, heads: Iterable[QueuedRequest], backend: Backend, gate: StartGate, now: float
-    ) -> None:
+    def waits(self, backend: Backend, gate: StartGate, now: float) -> None:
         """Record why the heads of a backend's queues still wait."""
-        for head in heads:
+        for head in heads_of([backend]):
             receipt = self._under_way.get(head.request.id)
             if receipt is not None:
                 why = gate.why_not(backend, head, now) or "turn"
@@ -225,28 +212,55 @@ class DecisionRecorder:
         self.receipts.close(receipt, "refused", now)
 
 
-def note_early_rejection(receipt: Receipt, reject: Reject, buckets: Mapping[str, Bucket]) -> None:
-    """Note why a request is rejected without a forecast."""
+class NullRecorder(DecisionRecorder):
+    """Keeps no records: it opens none, so no later event finds one."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def rejected_early(self, reject: Reject, last: Bucket, now: float) -> None:
+        """Record nothing."""
+
+    def decided(
+        self,
+        waiting: QueuedRequest,
+        bucket: Bucket,
+        place: Placement,
+        reason: RejectReason | None,
+        now: float,
+    ) -> None:
+        """Record nothing."""
+
+    def observed(self, request: Request, bucket: Bucket, now: float) -> None:
+        """Record nothing."""
+
+    def waits(self, backend: Backend, gate: StartGate, now: float) -> None:
+        """Record nothing."""
+
+    def rejected(self, reject: Reject, now: float) -> None:
+        """Record nothing."""
+
+
+def note_early_rejection(receipt: Receipt, reject: Reject, last: Bucket) -> None:
+    """Note why a request is rejected without a forecast. `last` has the longest prompts."""
     if reject.reason == "tenant_quota":
         receipt.rule = "tenant_quota"
         receipt.value = reject.retry_after_s
         receipt.limit = 0.0
     else:
-        _too_long(receipt, max(bucket.up_to for bucket in buckets.values()))
+        _too_long(receipt, last.up_to)
 
 
 def note_decision(
     receipt: Receipt,
     request: Request,
     bucket: Bucket,
-    limits: Bucket,
-    options: Sequence[Option],
-    option: Option,
-    queued: int,
+    place: Placement,
     reason: RejectReason | None,
 ) -> None:
-    """Note the forecast, the decision and its rule. Arguments as of `DecisionRecorder.decided`."""
-    receipt.options = options
+    """Note the forecast, the decision and its rule. `reason` is None if it is admitted."""
+    limits, option, queued = place.limits, place.option, place.queued
+    receipt.options = place.options
     receipt.chosen = option
     receipt.queued = queued
     receipt.max_wait_s = limits.max_wait_s

@@ -36,6 +36,49 @@ RETURN_SHARE: Final = 0.2
 they come back twice as early and nearly all are served, but 2 % less work is done in time."""
 
 
+class Placement:
+    """Where a new request would go, and how.
+
+    Attributes:
+        options: the forecasts for all backends that were priced.
+        option: the option that the route picked, on `backend`.
+        starts: it may start there now.
+        sent_now: it may start, and no request of its bucket waits there.
+        queued: requests of its bucket that wait already; -1 if it would not wait.
+        limits: its bucket, with the `max_wait` that applies to it.
+        gives_way: the request that would leave the full queue for it.
+    """
+
+    __slots__ = (
+        "backend",
+        "gives_way",
+        "limits",
+        "option",
+        "options",
+        "queued",
+        "sent_now",
+        "starts",
+    )
+
+    def __init__(
+        self,
+        options: list[Option],
+        option: Option,
+        backend: Backend,
+        starts: bool,
+        queued: int,
+        limits: Bucket,
+    ) -> None:
+        self.options = options
+        self.option = option
+        self.backend = backend
+        self.starts = starts
+        self.sent_now = False
+        self.queued = queued
+        self.limits = limits
+        self.gives_way: QueuedRequest | None = None
+
+
 def early_reject(
     request: Request, bucket: Bucket | None, quotas: Quotas, now: float
 ) -> Reject | None:

@@ -57,7 +57,6 @@ def explained(
 
 
 def receipts_of(made: Shaper) -> Receipts:
-    assert made.recorder is not None
     return made.recorder.receipts
 
 
@@ -200,7 +199,6 @@ class TestRefusals:
     def test_its_bucket_is_gone_while_a_refusal_is_followed(self) -> None:
         made = explained()
         fill(made, LONG, *"abcdef")
-        assert made.recorder is not None
         assert made.recorder.hindsight.watches
         renamed = (CHAT, Bucket("papers", 131_072, 2, 30.0, 1))
         made.changes.reconfigure(
@@ -590,5 +588,4 @@ def test_rejections_that_are_not_followed_are_counted() -> None:
     made.backend_down("gpu0", 0.2)
     made.settle(0.3)
     assert receipts_of(made).tally("chat").refusals["unjudged"] == 20
-    assert made.recorder is not None
     assert not made.recorder.hindsight.watches

@@ -138,7 +138,6 @@ class Compared(Scramble):
         super().event(kind, of)
         self.arrived += 1
         recorder = self.shaper.recorder
-        assert recorder is not None
         receipt = recorder.receipts.find(request.id)
         assert receipt is not None
         if (real := _decision(receipt)) != seen:
@@ -181,7 +180,6 @@ def test_a_preview_tells_state_and_rule() -> None:
     assert (long.state, long.rule, long.limit) == ("refused", "prompt_too_long", 5_000.0)
     made.backend_down("gpu0", 0.0)
     assert made.preview(Request("p", 100), 0.0).rule == "no_backend"
-    assert made.recorder is not None
     assert made.recorder.receipts.find("p") is None
 
 

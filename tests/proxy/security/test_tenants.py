@@ -123,7 +123,7 @@ async def test_priority_means_nothing_to_other_tenants(tmp_path: Path) -> None:
         body = {"prompt": "x", "max_tokens": 3, "priority": -5}
         assert await on.status(body, headers=key_of("zeta")) == 200
         assert json.loads(backends[0].calls[0].body) == {**body, "priority": 0}
-        (record,) = on.proxy.driver.shaper.recorder.receipts.ended.values()  # type: ignore[union-attr]
+        (record,) = on.proxy.driver.shaper.recorder.receipts.ended.values()
         assert record.service_class == "interactive"
 
 
