@@ -19,7 +19,8 @@
     worst TTFT of 200 users; prefills that share its fixed cost, half of the median TTFT of Azure
     conversation at 1.3 times load.
  4. order.py: which waiting request is next, in the proxy and in the engine?
-    Constants: STRETCH; in state/shares.py BUCKETS_SHARE, CLASS_SHARE; in state/tenants.py LATELY_S.
+    Constants: STRETCH; in state/ BUCKETS_SHARE and CLASS_SHARE (bucket_queue.py), LATELY_S
+    (tenants.py).
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
  5. long_prefills.py: what protects short prompts from long prefills?
     Constants: OVERLAP_SHARE; in model.py HISTORY, MAJORITY.

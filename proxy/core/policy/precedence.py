@@ -14,9 +14,8 @@ from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import CLASSES, FULL, SLACK, Bucket
 from forebay.proxy.core.policy.order import STRETCH
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.core.state.bucket_queue import BucketQueue
+from forebay.proxy.core.state.bucket_queue import BUCKETS_SHARE, BucketQueue
 from forebay.proxy.core.state.queue import Crowd, DueQueue, FlowKey, QueuedRequest, keys_of
-from forebay.proxy.core.state.shares import BUCKETS_SHARE
 from forebay.proxy.core.state.tenants import Fairness
 
 

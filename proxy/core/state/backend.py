@@ -13,14 +13,13 @@ from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, Average, DecayedSum
 from forebay.proxy.core.learn.prefix_cache import PrefixCache
 from forebay.proxy.core.model import MAJORITY, STANDARD, BackendSpec, Bucket, Request, serves
-from forebay.proxy.core.state.bucket_queue import BucketQueue
+from forebay.proxy.core.state.bucket_queue import BucketQueue, Turns
 from forebay.proxy.core.state.elsewhere import Elsewhere
 from forebay.proxy.core.state.in_flight import InFlight
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, KvBudget, reserved
 from forebay.proxy.core.state.prefill_observer import PrefillObserver
 from forebay.proxy.core.state.prefill_queue import PrefillQueue
 from forebay.proxy.core.state.queue import ByPrefix, Leaders, QueuedRequest
-from forebay.proxy.core.state.shares import Turns
 from forebay.proxy.core.state.tenants import Fairness
 
 

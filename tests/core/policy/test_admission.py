@@ -24,10 +24,9 @@ from forebay.proxy.core.model import (
 from forebay.proxy.core.policy.admission import ReturnTimes, attainable
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.core.state.bucket_queue import BucketQueue
+from forebay.proxy.core.state.bucket_queue import BucketQueue, Shares
 from forebay.proxy.core.state.kv_budget import Holding, Holdings, OutputLengths
 from forebay.proxy.core.state.queue import DueQueue, QueuedRequest
-from forebay.proxy.core.state.shares import Shares
 from forebay.proxy.core.state.tenants import LATELY_S, Fairness, Quotas
 
 CHAT = Bucket("chat", 5_000, max_queue=64, max_wait_s=2.0)
