@@ -14,7 +14,6 @@ from math import inf
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.model import HISTORY, Action, Request, Send
-from forebay.proxy.core.policy.forecast import Forecast
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.in_flight import InFlight
@@ -124,7 +123,7 @@ class Shadow:
     def left(self, request_id: str, now: float) -> None:
         """Note that a client has left before its first token."""
         self.play(now)
-        if request_id in self.shaper._dispatcher.queues.waiting:
+        if self.shaper.waits(request_id):
             self._undecided.pop(request_id, None)
             self._carry_out(self.shaper.cancel(request_id, now), now)
             return
@@ -209,20 +208,19 @@ class ObservingShaper(Shaper):
     """
 
     _shadow: Shadow | None = None
-    _forecast: Forecast | None = None  # renewed by each such change
+    _changes = -1  # of the state, when the forecast began
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Send, queue (no action) or reject a new request."""
         actions, shadow = super().arrive(request, now), self._current(now)
         if shadow is not None:
-            bucket = self.bucket_of(request.prompt_tokens) or self._dispatcher.by_length[-1]
-            shadow.arrive(request, bucket.name, now)
+            shadow.arrive(request, self._state.nearest_bucket(request).name, now)
         return actions
 
     def finish(self, request_id: str, now: float) -> list[Action]:
         """Free a slot: the request completed, failed, or its client left."""
         if (shadow := self._current(now)) is not None:
-            sent = self._dispatcher.running[request_id][0].in_flight[request_id]
+            sent = self._state.running[request_id][0].in_flight[request_id]
             answered = sent.first_token_at is not None or sent.output_tokens
             if sent.request.streams and not answered:
                 shadow.left(request_id, now)
@@ -256,35 +254,32 @@ class ObservingShaper(Shaper):
 
     def _current(self, now: float) -> Shadow | None:
         """Return the forecast under the present rules, or None."""
-        dispatcher, recorder = self._dispatcher, self.recorder
-        if dispatcher.observed is None and self._shadow is None:
-            return None
-        forecasts = dispatcher.observed is not None and not dispatcher.sharing
-        if not forecasts:
+        state = self._state
+        if state.observed is None or state.sharing:
             if self._shadow is not None:
                 self._shadow, self.preview = None, self._arrivals.preview
             return None
-        if self._shadow is None or dispatcher.forecast is not self._forecast:
-            shaper = self._twin(recorder, now)
-            self._shadow = Shadow(shaper, self.backends, recorder)
-            self._forecast = dispatcher.forecast
+        if self._shadow is None or self._changes != state.changes:
+            shaper = self._twin(now)
+            self._shadow = Shadow(shaper, self.backends, self.recorder)
+            self._changes = state.changes
             self.preview = shaper.preview
         return self._shadow
 
-    def _twin(self, recorder: DecisionRecorder, now: float) -> Shaper:
+    def _twin(self, now: float) -> Shaper:
         """Return a shaper with the same rules and backends, which learns from this shaper."""
-        dispatcher, fairness = self._dispatcher, self._dispatcher.fairness
+        state, fairness = self._state, self._state.fairness
         shaper = Shaper(
             [backend.spec for backend in self.backends.values() if not backend.draining],
-            dispatcher.by_length,
-            route=dispatcher.route,
-            affinity=dispatcher.affinity,
-            dispatch_ahead_s=dispatcher.dispatch_ahead_s,
+            list(self.buckets.values()),
+            route=state.route,
+            affinity=state.affinity,
+            dispatch_ahead_s=state.dispatch_ahead_s,
             tenants=fairness.tenants,
             default_weight=fairness.default_weight,
-            recorder=DecisionRecorder(max(HISTORY, recorder.receipts.keep)),
+            recorder=DecisionRecorder(max(HISTORY, self.recorder.receipts.keep)),
         )
-        shaper._dispatcher.output_lengths = dispatcher.output_lengths
+        shaper._state.output_lengths = state.output_lengths
         for name, twin in shaper.backends.items():
             backend = self.backends[name]
             twin.cost = backend.cost  # its own observer still teaches the model that this replaces

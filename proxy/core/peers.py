@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 
-from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.model import HISTORY, Action
+from forebay.proxy.core.policy_state import PolicyState, ignore
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.elsewhere import BackendReport, Peers, ProxyReport
+from forebay.proxy.core.steps import dispatch_all
 
 
 class Peering:
-    """Keeps a dispatcher's view of other proxies.
+    """Keeps the policy's view of other proxies.
 
     Attributes:
         peers: their reports.
@@ -17,11 +18,11 @@ class Peering:
         spent_elsewhere: called with tenant, tokens and time when other proxies charge its budgets.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, state: PolicyState) -> None:
+        self._state = state
         self.peers = Peers()
-        self.recent_use = dispatcher.recent_use
-        self.spent_elsewhere: Callable[[str, float, float], None] = _ignore
+        self.recent_use = state.recent_use
+        self.spent_elsewhere: Callable[[str, float, float], None] = ignore
 
     def reported(self, peer: str, report: ProxyReport, now: float) -> list[Action]:
         """Replace the last report of another proxy."""
@@ -29,32 +30,26 @@ class Peering:
 
     def reported_together(self, reports: Mapping[str, ProxyReport], now: float) -> list[Action]:
         """Replace the last reports of other proxies, by name."""
-        dispatcher, peers = self._dispatcher, self.peers
-        dispatcher.pass_time(now)
-        peers.know(dispatcher.backends, now)
+        state, peers = self._state.at(now), self.peers
+        backends = state.backends
+        peers.know(backends, now)
         for peer, report in reports.items():
             for name, tokens in peers.keep(peer, report, now).items():
-                if tokens > 0.0 and name in dispatcher.backends:  # it may have been removed
-                    dispatcher.backends[name].cache.crowd(tokens)
-            for name in report.computed.keys() & dispatcher.backends.keys():
+                if tokens > 0.0 and name in backends:  # it may have been removed
+                    backends[name].cache.crowd(tokens)
+            for name in report.computed.keys() & backends.keys():
                 for prompt in report.computed[name]:
-                    dispatcher.backends[name].cache.heard(prompt, now)
+                    backends[name].cache.heard(prompt, now)
         peers.sum_up(now)
-        used = peers.used()
-        if used:
-            dispatcher.tell_tenants_apart()
-            seconds = {name: use.prefill_s for name, use in used.items()}
-            dispatcher.fairness.used_elsewhere(seconds, now)
+        if used := peers.used():
+            state.used_elsewhere(used, now)
             for name, use in used.items():
-                if dispatcher.quotas.any:
-                    dispatcher.quotas.take(name, use.prompt_tokens, now)
                 self.spent_elsewhere(name, use.charged - use.refunded, now)
-            dispatcher.queues.reorder_all()
         return self.settle(now)
 
     def gone(self, peer: str, now: float) -> list[Action]:
         """Forget another proxy that has left."""
-        self._dispatcher.pass_time(now)
+        self._state.at(now)
         return self.settle(now) if self.peers.gone(peer, now) else []
 
     def forget_silent(self, now: float) -> list[Action]:
@@ -66,12 +61,11 @@ class Peering:
 
     def report(self, now: float) -> ProxyReport:
         """Return the work of this proxy, for other proxies. A computed prompt is reported once."""
-        dispatcher = self._dispatcher
-        dispatcher.pass_time(now)
-        lately = dispatcher.recent_use.lately(now)
-        reports = {name: report_of(b, now) for name, b in dispatcher.backends.items()}
+        backends = self._state.at(now).backends
+        lately = self.recent_use.lately(now)
+        reports = {name: report_of(b, now) for name, b in backends.items()}
         computed, room = {}, 8 * HISTORY  # blocks; 22 KB of a message
-        for name, backend in dispatcher.backends.items():
+        for name, backend in backends.items():
             if prompts := backend.cache.news(room):
                 computed[name] = prompts
                 room -= sum(map(len, prompts))
@@ -79,25 +73,21 @@ class Peering:
 
     def settle(self, now: float) -> list[Action]:
         """Bring every backend up to date after a report, or after proxies or backends changed."""
-        dispatcher, peers = self._dispatcher, self.peers
-        sharing = len(peers) > 0
-        if sharing != dispatcher.sharing:
-            dispatcher.sharing = sharing
-            dispatcher.forecast.share_with(peers if sharing else None)
+        state, peers = self._state, self.peers
+        backends, forecast, sharing = state.backends, state.forecast, len(peers) > 0
+        if sharing != state.sharing:
+            state.sharing = sharing
+            forecast.share_with(peers if sharing else None)
             if not sharing:
-                for backend in dispatcher.backends.values():
+                for backend in backends.values():
                     backend.share_with(None, now)
         if sharing:
-            peers.know(dispatcher.backends, now)
-        for backend in dispatcher.backends.values():
+            peers.know(backends, now)
+        for backend in backends.values():
             if sharing and backend.elsewhere is None:
                 backend.share_with(peers.elsewhere(backend.name), now)
-            dispatcher.forecast.moved(backend)
-        return dispatcher.dispatch_all(now)
-
-
-def _ignore(tenant: str, tokens: float, now: float) -> None:
-    """Count nothing."""
+            forecast.moved(backend)
+        return dispatch_all(state, now)
 
 
 def report_of(backend: Backend, now: float) -> BackendReport:

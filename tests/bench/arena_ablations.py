@@ -14,7 +14,6 @@ from unittest.mock import patch
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import BucketConfig, Config
 from forebay.proxy.core.arrival import NewRequests
-from forebay.proxy.core.dispatcher import Dispatcher
 from forebay.proxy.core.learn.cost import CostModel
 from forebay.proxy.core.learn.decay import LOAD_TIME_S
 from forebay.proxy.core.model import Action, Bucket, RejectReason, Request
@@ -25,16 +24,18 @@ from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.precedence import Precedence
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.policy.start import StartGate, below
+from forebay.proxy.core.policy_state import PolicyState
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import FleetQueues
 from forebay.proxy.core.state.queue import Leaders, QueuedRequest
+from forebay.proxy.core.steps import dispatch_all
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.fleet import Policy
 from forebay.replay.sim.scenario import Scenario
 
 CORE = "forebay.proxy.core"
-FOLLOWING = ("dispatcher", "policy.coalesce", "policy.forecast", "policy.start")  # must_follow
+FOLLOWING = ("steps", "policy.coalesce", "policy.forecast", "policy.start")  # must_follow
 CHAT = BucketConfig(name="chat", up_to=5_000, max_wait=2.0)
 DOCUMENT = BucketConfig(name="document", up_to=131_072, max_wait=30.0)
 
@@ -53,14 +54,13 @@ def _settled_only(self: Backend, request: Request) -> int:
 
 
 def _no_deadline(self: Shaper) -> float:
-    core = self._dispatcher
+    core = self._state
     heads = core.queues.heads()
     return core.forecast.next_moment(heads, core.now) if core.queues.waiting else inf
 
 
 def _only_dispatch(self: Shaper, now: float) -> list[Action]:
-    self._dispatcher.pass_time(now)
-    return self._dispatcher.dispatch_all(now)
+    return dispatch_all(self._state.at(now), now)
 
 
 def _earliest(backend: Backend, ready: Sequence[QueuedRequest], now: float) -> QueuedRequest:
@@ -71,7 +71,7 @@ def _first_come(backend: Backend, ready: Sequence[QueuedRequest], now: float) ->
     return min(ready, key=lambda w: w.order)
 
 
-def _nothing(self: Dispatcher, backend: Backend) -> None:
+def _nothing(state: PolicyState, backend: Backend) -> None:
     backend.review = False
 
 
@@ -124,7 +124,7 @@ def _returns(value: Any) -> Any:
 
 NOISE = "nothing (chance: STRETCH 4.99 instead of 5)"
 KNOWING = "knowing the flag (with --chunk)"
-STANDS = ("arrival", "dispatcher")  # import `stands`
+STANDS = ("policy_state", "steps")  # import `stands`
 Patches = Sequence[tuple[Any, str, Any]]
 # By part: another configuration, and what is replaced where.
 WITHOUT: dict[str, tuple[Config, str, Patches]] = {
@@ -151,23 +151,23 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         tuple((f"{CORE}.{where}", "must_follow", _returns(False)) for where in FOLLOWING),
     ),
     "followers are hits at last": (
-        Config(), "warm_or_least_work", ((Dispatcher, "_review", _nothing),),
+        Config(), "warm_or_least_work", ((f"{CORE}.steps", "_review", _nothing),),
     ),
     "joining who waits for an engine": (
         Config(), "warm_or_least_work", ((Leaders, "add", _returns(None)),),
     ),
     "going where it is computed by now": (
-        Config(), "warm_or_least_work", ((Dispatcher, "_gather", _returns(False)),),
+        Config(), "warm_or_least_work", ((f"{CORE}.steps", "_gather", _returns(False)),),
     ),
     "shares of buckets (EDF alone)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "first", _earliest),),
+        Config(), "warm_or_least_work", ((f"{CORE}.steps", "first", _earliest),),
     ),
     "shortest first (EDF in a bucket)": (
         Config(), "warm_or_least_work", ((f"{CORE}.policy.order", "STRETCH", inf),),
     ),
     KNOWING: (Config(), "warm_or_least_work", ()),
     "deadlines (first come)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "first", _first_come),),
+        Config(), "warm_or_least_work", ((f"{CORE}.steps", "first", _first_come),),
     ),
     "admission": (
         Config(), "warm_or_least_work",
@@ -182,7 +182,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     ),
     "learned costs": (Config(), "warm_or_least_work", ((CostModel, "observe", _returns(None)),)),
     "work stealing": (
-        Config(), "warm_or_least_work", ((Dispatcher, "_better_here", _returns(None)),),
+        Config(), "warm_or_least_work", ((f"{CORE}.steps", "_better_here", _returns(None)),),
     ),
     "KV reckoning": (
         Config(), "warm_or_least_work",
@@ -192,7 +192,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         ),
     ),
     "who waits keeps its hit": (
-        Config(), "warm_or_least_work", ((f"{CORE}.dispatcher", "loses_hit", _returns(False)),),
+        Config(), "warm_or_least_work", ((f"{CORE}.steps", "loses_hit", _returns(False)),),
     ),
     "shares of the last seconds (173 s)": (
         Config(), "warm_or_least_work", ((f"{CORE}.state.backend", "RECENT_S", LOAD_TIME_S),),
@@ -253,7 +253,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work", ((Forecast, "without_late_copies", _with_late_copies),),
     ),
     "no copies while caches fill": (
-        Config(), "warm_or_least_work", ((f"{CORE}.arrival", "without_copies", list),),
+        Config(), "warm_or_least_work", ((f"{CORE}.policy.forecast", "without_copies", list),),
     ),
     "followers sent ahead (takes_followers)": (
         Config(), "warm_or_least_work",
@@ -273,7 +273,7 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
         Config(), "warm_or_least_work", ((FleetQueues, "has_overflowed", _returns(True)),),
     ),
     "a burst waits beyond its deadline": (
-        Config(), "warm_or_least_work", ((Dispatcher, "waits_on", _returns(False)),),
+        Config(), "warm_or_least_work", ((f"{CORE}.shaper", "waits_on", _returns(False)),),
     ),
     "sent prefills reject none (sent_s)": (
         Config(), "warm_or_least_work",

@@ -70,7 +70,7 @@ class Crowd:
             self.do(self.shaper.arrive(self.request(), self.now))
 
     def waiting(self) -> int:
-        return len(self.shaper._dispatcher.queues.waiting)
+        return len(self.shaper._state.queues.waiting)
 
     def request(self) -> Request:
         number, load = next(self.numbers), self.load

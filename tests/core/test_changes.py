@@ -260,7 +260,7 @@ def test_the_index_over_a_fleet_holds_what_each_backend_holds(size: int, gone: i
     for name in [name for name, b in made.backends.items() if b.idle][:gone]:
         made.changes.drain_backend(name, 2.0)
         made.changes.remove_backend(name, 2.0)
-    candidates = made._dispatcher.forecast._shortlist
+    candidates = made._state.forecast._shortlist
     expected: dict[int, int] = {}
     if not candidates.all:
         for backend in made.backends.values():

@@ -170,5 +170,5 @@ def test_the_state_of_the_core_is_bounded(seed: int) -> None:
 def test_a_map_that_grows_is_seen() -> None:
     life = Life(0)
     before = sum(life.sizes().values())
-    life.shaper._dispatcher.running.update({str(i): (None, None) for i in range(500)})  # type: ignore[misc]
+    life.shaper._state.running.update({str(i): (None, None) for i in range(500)})  # type: ignore[misc]
     assert sum(life.sizes().values()) == before + 500

@@ -258,7 +258,7 @@ class TestShaper:
         assert shaper.backends["b"].empty
         shaper.changes.remove_backend("b", 0.1)
         assert "b" not in shaper.peering.report(0.1).backends
-        assert "b" not in shaper._dispatcher.forecast._rendezvous._seeds
+        assert "b" not in shaper._state.forecast._rendezvous._seeds
         shaper.peering.reported("p", ProxyReport({"b": BackendReport(running=2, load=7.0)}), 0.2)
         assert shaper.peering.gone("p", 0.3) == []
 
@@ -271,12 +271,12 @@ class TestShaper:
             [Bucket("all", 131_072, 99, 30.0)],
             0.1,
             route=warm_or_least_work,
-            affinity=shaper._dispatcher.affinity,
+            affinity=shaper._state.affinity,
             dispatch_ahead_s=0.3,
         )
-        assert shaper._dispatcher.forecast._rendezvous.root._seen == ENOUGH
+        assert shaper._state.forecast._rendezvous.root._seen == ENOUGH
         shaper.arrive(Request("x", 1_000, 1, (1, 2), 512.0), 0.1)
-        assert shaper._dispatcher.forecast._rendezvous.root._seen == ENOUGH + 1
+        assert shaper._state.forecast._rendezvous.root._seen == ENOUGH + 1
         assert shaper.queued("all") > 0
         assert set(sent_to(shaper.peering.gone("p", 0.2))) == {"a"}
 
@@ -424,4 +424,4 @@ class TestRendezvous:
         shaper = a_shaper("ab")
         for i in range(100):
             shaper.arrive(Request(str(i), 2_000, 1, (1, 2, 3, 4), 512.0), float(i))
-        assert shaper._dispatcher.forecast._rendezvous.root._seen == 0
+        assert shaper._state.forecast._rendezvous.root._seen == 0

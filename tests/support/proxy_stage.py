@@ -275,7 +275,7 @@ async def stage(
 
 def note_a_chat(on: Stage) -> None:
     """A chat has arrived that no backend has received. From the second chat on, chats flow."""
-    forecast = on.proxy.driver.shaper._dispatcher.forecast
+    forecast = on.proxy.driver.shaper._state.forecast
     forecast.long_prefills.arrived("chat", "", asyncio.get_running_loop().time())
 
 

@@ -410,16 +410,14 @@ class ShaperMachine(RuleBasedStateMachine):
             for queue in backend.queues.values():
                 # Where several tenants wait, a send elsewhere may have made another one next.
                 for head in queue.heads() if len(queue.flows) == 1 else ():
-                    assert not self.shaper._dispatcher.forecast.gate.may_start(
-                        backend, head, self.now
-                    )
+                    assert not self.shaper._state.forecast.gate.may_start(backend, head, self.now)
 
     @invariant()
     def who_waits_for_a_tokenizer_has_a_timer(self) -> None:
         for name, backend in self.shaper.backends.items():
             self.token_s[name] = backend.api_server.model.token_s
             _, most = self.texts.get(name, (-inf, -inf))
-            gate = self.shaper._dispatcher.forecast.gate
+            gate = self.shaper._state.forecast.gate
             heads = [head for queue in backend.queues.values() for head in queue.heads()]
             if any(gate.why_not(backend, head, self.now) == "tokenizer" for head in heads):
                 assert self.now < most - TEXTS_S + ROUNDING_S
@@ -427,8 +425,8 @@ class ShaperMachine(RuleBasedStateMachine):
 
     @invariant()
     def tenants_queue_apart(self) -> None:
-        if self.shaper._dispatcher.fairness.on:
-            for name, account in self.shaper._dispatcher.fairness._accounts.items():
+        if self.shaper._state.fairness.on:
+            for name, account in self.shaper._state.fairness._accounts.items():
                 assert account.queued == sum(r.tenant == name for r in self.waiting.values())
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Keep a record of each decision. The recorder observes the dispatcher and decides nothing.
+"""Keep a record of each decision. The recorder observes the policy and decides nothing.
 
 Rules that decide about a new request. All but the first two have a value and a limit:
 

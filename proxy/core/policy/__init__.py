@@ -56,7 +56,7 @@ Constants with one meaning in several files are in `model.py`; each says what ha
 
 The policy reads facts in `state/` and estimates in `learn/`. `shaper.py` has the events: rejections
 after admission (`wake`, `retry`), lessons from an answer (`used`). `arrival.py` has the way
-of a new request, `dispatcher.py` the steps that all events share: work stealing (`_better_here`),
+of a new request, `steps.py` the steps that all events share: work stealing (`_better_here`),
 requests pulled to a computed prefix (`_gather`). `explain/` observes and decides nothing.
 `observe.py` plays all this for traffic that is sent at once.
 """

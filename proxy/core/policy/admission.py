@@ -251,7 +251,7 @@ class ReturnTimes:
         engines: int,
         now: float,
     ) -> float:
-        """Return the seconds after which a rejected request should come back.
+        """Note a new request that is rejected. Returns whole seconds, as `note` does.
 
         Args:
             wait_s: the wait that was predicted for it.
@@ -264,18 +264,24 @@ class ReturnTimes:
         booked_until = max(now, self._booked_until.get(key, -inf))
         booked_until += prefill_s / (RETURN_SHARE * max(1, engines))
         self._booked_until[key] = min(now + RETRY_MOST_S, booked_until)
-        return max(wait_s, booked_until - now)
+        return self.note(request, max(wait_s, booked_until - now), now)
 
-    def note(self, request: Request, retry_after_s: float, now: float) -> None:
-        """Note that the client of a rejected request should come back after `retry_after_s`."""
+    def note(self, request: Request, wait_s: float, now: float) -> float:
+        """Return the whole seconds after which the client of a rejected request should come back.
+
+        Args:
+            wait_s: the wait that the request would have now.
+        """
+        retry_after_s = whole_s(wait_s)
         if not request.identity:
-            return
+            return retry_after_s
         due, key = self._due_back, (request.tenant, request.identity)
         due.pop(key, None)
         while due and due[oldest := next(iter(due))] + RETRY_MOST_S <= now:
             del due[oldest]
         if len(due) < REMEMBERED_MOST:  # a further client is not recognised
             due[key] = now + retry_after_s
+        return retry_after_s
 
     def is_back(self, request: Request, now: float) -> bool:
         """True if this request was rejected and comes back at its time, not earlier."""
@@ -293,10 +299,12 @@ class ReturnTimes:
             return bucket
         return self._limited[bucket.name, MAJORITY if halved else 1.0 - RETURN_SHARE]
 
-    def arrived(self, request: Request, now: float) -> None:
-        """Note an arrival. Call it after `limits`."""
-        if self._due_back and self.is_back(request, now):
-            del self._due_back[request.tenant, request.identity]
-            if len(self._came_back_at) >= REMEMBERED_MOST:
-                self._came_back_at.clear()
-            self._came_back_at[request.model] = now
+    def arrived(self, request: Request, now: float) -> bool:
+        """Note an arrival. Call it after `limits`. Returns True if it comes back at its time."""
+        if not self._due_back or not self.is_back(request, now):
+            return False
+        del self._due_back[request.tenant, request.identity]
+        if len(self._came_back_at) >= REMEMBERED_MOST:
+            self._came_back_at.clear()
+        self._came_back_at[request.model] = now
+        return True

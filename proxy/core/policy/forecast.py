@@ -9,14 +9,14 @@ from math import sqrt
 from typing import Final
 
 from forebay.proxy.core.model import MAJORITY, Bucket, Request
-from forebay.proxy.core.policy.admission import SURE
+from forebay.proxy.core.policy.admission import SURE, attainable
 from forebay.proxy.core.policy.coalesce import (
     awaited_tokens,
     expected_tokens,
     must_follow,
     others_want,
 )
-from forebay.proxy.core.policy.kv_wait import kv_use, kv_wait_s
+from forebay.proxy.core.policy.kv_wait import kv_use, kv_wait_s, without_copies
 from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
@@ -41,16 +41,20 @@ class Forecast:
         limited: a backend is on trial or in a pause.
     """
 
-    def __init__(
-        self,
-        backends: Mapping[str, Backend],
-        buckets: Mapping[str, Bucket],
-        dispatch_ahead_s: float,
-        min_match: float,
-        precedence: Precedence,
-    ) -> None:
+    def __init__(self, backends: Mapping[str, Backend], precedence: Precedence) -> None:
+        self._backends = backends
         self._precedence = precedence
-        self._all = list(backends.values())
+        self.limited = False
+        self.long_prefills = LongPrefills()
+        self.gate = StartGate(backends, self.long_prefills, precedence.fairness)
+        self._peers: Peers | None = None  # while there are other proxies
+        self._rendezvous = Rendezvous()
+
+    def rebuild(
+        self, buckets: Mapping[str, Bucket], dispatch_ahead_s: float, min_match: float
+    ) -> None:
+        """Look at the backends as they are now, and at these buckets. Notes of arrivals stay."""
+        self._all = list(self._backends.values())
         self._buckets = buckets
         self._min_match = min_match
         self._usable = {
@@ -61,28 +65,9 @@ class Forecast:
         self._shortlist = Shortlist(
             self._all, list(buckets.values()), dispatch_ahead_s, beside_others_s
         )
-        self.limited = False
-        self.long_prefills = LongPrefills(self._all, buckets)
-        self.gate = StartGate(
-            self._all, buckets, self.long_prefills, dispatch_ahead_s, precedence.fairness
-        )
-        self._peers: Peers | None = None  # while there are other proxies
-        self._rendezvous = Rendezvous()
-
-    def rebuilt(
-        self,
-        backends: Mapping[str, Backend],
-        buckets: Mapping[str, Bucket],
-        dispatch_ahead_s: float,
-        min_match: float,
-    ) -> "Forecast":
-        """Return a forecast for other backends or buckets, with the notes of this forecast."""
-        new = Forecast(backends, buckets, dispatch_ahead_s, min_match, self._precedence)
-        new.long_prefills.remember(self.long_prefills)
-        new.limited = self.limited
-        new._peers = self._peers
-        new._rendezvous = Rendezvous(self._rendezvous.root)
-        return new
+        self.long_prefills.rebuild(self._all, buckets)
+        self.gate.rebuild(buckets, dispatch_ahead_s)
+        self._rendezvous = Rendezvous(self._rendezvous.root)
 
     # Events.
 
@@ -91,6 +76,10 @@ class Forecast:
         self.long_prefills.arrived(bucket, request.model, now)
         if self._peers is not None:
             self._rendezvous.arrived(request)
+
+    def decided(self, bucket: str, model: str, *, rejected: bool) -> None:
+        """Note the decision about a new request."""
+        self.long_prefills.decided(bucket, model, rejected=rejected)
 
     def moved(self, backend: Backend) -> None:
         """Note a change of a backend: its prefill queue, waiting requests, load or health."""
@@ -144,7 +133,26 @@ class Forecast:
                 backends.append(agreed)
         return backends
 
-    def idle_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Option]:
+    def hopeful(
+        self, waiting: QueuedRequest, limits: Bucket, options: list[Option], now: float
+    ) -> list[Option]:
+        """Return the options among which the route picks for a new request.
+
+        Backends that can meet the limits, then an idle backend that was not priced: it joins
+        `options`. Without any of these, all options but needless copies.
+        """
+        allowed = without_copies(options)
+        hopeful = [
+            o
+            for o in allowed
+            if attainable(waiting.request, limits, o) or self._backends[o.backend].idle
+        ]
+        if not hopeful:
+            hopeful = self._idle_elsewhere(waiting, now)
+            options += hopeful
+        return self.without_late_copies(hopeful or allowed, waiting, now)
+
+    def _idle_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Option]:
         """Price an idle backend of a large fleet that was not listed, if there is any.
 
         Looks at every backend, for a request that would be rejected otherwise.
@@ -167,11 +175,7 @@ class Forecast:
         return options
 
     def without_late_copies(
-        self,
-        options: list[Option],
-        backends: Mapping[str, Backend],
-        waiting: QueuedRequest,
-        now: float,
+        self, options: list[Option], waiting: QueuedRequest, now: float
     ) -> list[Option]:
         """Leave out backends where a new request would wait to have its prefix computed once more.
 
@@ -180,6 +184,7 @@ class Forecast:
         """
         if len(options) == 1 or waiting.request.prompt_tokens <= STEP_TOKENS:
             return options
+        backends = self._backends
         awaited = max(awaited_tokens(backends[o.backend], waiting) for o in options)
         return [
             o

@@ -52,7 +52,11 @@ class LongPrefills:
     document of another.
     """
 
-    def __init__(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
+    def __init__(self) -> None:
+        self._flows: dict[frozenset[str] | None, dict[str, Flow]] = {}
+
+    def rebuild(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
+        """Look at these backends and buckets. Flows that were seen before are kept."""
         self._backends = backends
         self._buckets = buckets
         # By bucket: the buckets with less patience.
@@ -61,13 +65,10 @@ class LongPrefills:
             for bucket in buckets.values()
         }
         # By the models of backends, then by bucket.
-        self._flows = {b.models: {name: Flow() for name in buckets} for b in backends}
-
-    def remember(self, before: "LongPrefills") -> None:
-        """Take over the flows that were seen for other backends or buckets."""
-        for models, flows in self._flows.items():
-            seen = before._flows.get(models, {})
-            flows.update((name, seen[name]) for name in flows.keys() & seen.keys())
+        before, self._flows = self._flows, {}
+        for models in [backend.models for backend in backends]:
+            seen = before.get(models, {})
+            self._flows[models] = {name: seen.get(name) or Flow() for name in buckets}
 
     def arrived(self, bucket: str, model: str, now: float) -> None:
         for models, flows in self._flows.items():

@@ -55,11 +55,9 @@ class Precedence:
         on: a request has named a tenant or another class than standard.
     """
 
-    def __init__(
-        self, backends: Mapping[str, Backend], buckets: Mapping[str, Bucket], fairness: Fairness
-    ) -> None:
+    def __init__(self, backends: Mapping[str, Backend], fairness: Fairness) -> None:
         self._backends = backends
-        self.buckets = buckets
+        self.buckets: Mapping[str, Bucket] = {}
         self.fairness = fairness
         self.on = False
         self._classed = False

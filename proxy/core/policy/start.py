@@ -45,16 +45,17 @@ class StartGate:
 
     def __init__(
         self,
-        backends: Sequence[Backend],
-        buckets: Mapping[str, Bucket],
+        backends: Mapping[str, Backend],
         long_prefills: LongPrefills,
-        dispatch_ahead_s: float,
         fairness: Fairness,
     ) -> None:
         self._backends = backends
-        self._buckets = buckets
         self._long_prefills = long_prefills
         self._fairness = fairness
+
+    def rebuild(self, buckets: Mapping[str, Bucket], dispatch_ahead_s: float) -> None:
+        """Start requests of these buckets."""
+        self._buckets = buckets
         self.dispatch_ahead_s = dispatch_ahead_s
 
     def has_room(self, backend: Backend, now: float) -> bool:
@@ -182,7 +183,7 @@ class StartGate:
         tenant = waiting.request.tenant
         if not fills(backend, waiting):
             return False
-        others = [other for other in self._backends if other.up and other is not backend]
+        others = [b for b in self._backends.values() if b.up and b is not backend]
         return (
             bool(others)
             and self.beside_others(now)

@@ -318,6 +318,10 @@ class Backend:
         give_back(self, sent)
         return prefilling
 
+    def learn_cached(self, sent: InFlight, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """Learn the cached tokens that an answer reports. None, or 0 of a prompt: unknown."""
+        self.cache.reported(sent.visit, cached_tokens, prompt_tokens, self.kv_tokens)
+
     def _end_prefill(self, sent: InFlight, now: float) -> None:
         self.prefill_queue.leave(sent, now)
         if self.elsewhere is not None:
@@ -365,13 +369,13 @@ class Backend:
         self.prefill_queue.chunk(spec.chunk_tokens)
         self.prefill_queue.ordered = spec.priority
 
-    def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], str]) -> None:
+    def rebucket(self, buckets: Iterable[Bucket], home: Callable[[Request], Bucket]) -> None:
         """Change the buckets while no request waits. `home` returns a request's new bucket."""
         assert not self.queued
         self.queues = {bucket.name: BucketQueue(self.holdings) for bucket in buckets}
         self.turns = Turns(self.queues)
         for sent in self.in_flight.values():
-            sent.bucket = home(sent.request)
+            sent.bucket = home(sent.request).name
         self.prefill_queue.rebucket(self.queues)
         self.decode_s = {name: self.decode_s.get(name) or Average(1.0) for name in self.queues}
         self.worked = {name: self.worked.get(name) or DecayedSum(RECENT_S) for name in self.queues}

@@ -98,10 +98,10 @@ class FleetQueues:
         held: the same by bucket, model and tenant.
     """
 
-    def __init__(self, buckets: Iterable[str]) -> None:
+    def __init__(self) -> None:
         self.waiting: dict[str, QueuedRequest] = {}
         self.backends: dict[str, Backend] = {}
-        self.count = dict.fromkeys(buckets, 0)
+        self.count: dict[str, int] = {}
         self.of_model: Counter[tuple[str, str]] = Counter()
         self.held: Counter[tuple[str, str, str]] = Counter()
         self._queued_since: dict[tuple[str, str], float] = {}
@@ -175,7 +175,7 @@ class FleetQueues:
         return (bucket, model) in self._overflowed
 
     def rebucket(self, buckets: Iterable[str]) -> None:
-        """Change the buckets while no request waits."""
+        """Set the buckets while no request waits."""
         assert not self.waiting
         self.count = dict.fromkeys(buckets, 0)
 

@@ -260,11 +260,10 @@ class LengthHistogram:
 
 
 class OutputLengths:
-    """Expected answer lengths by tenant and bucket. `any` is True once an answer was observed."""
+    """Expected answer lengths by tenant and bucket."""
 
     def __init__(self) -> None:
         self._lengths: dict[tuple[str, str], LengthHistogram] = {}
-        self.any = False
 
     def observe(self, tenant: str, bucket: str, tokens: int) -> None:
         """Learn the length of an answer, at least 1 token."""
@@ -273,12 +272,11 @@ class OutputLengths:
             if len(self._lengths) >= REMEMBERED_MOST:
                 del self._lengths[next(iter(self._lengths))]
             lengths = self._lengths[tenant, bucket] = LengthHistogram()
-            self.any = True
         lengths.observe(tokens)
 
     def expected(self, tenant: str, bucket: str, most: int, sequences: int = 1) -> int:
         """Return the tokens to reserve for `sequences` answers of `most` tokens at most in all."""
-        lengths = self._lengths.get((tenant, bucket))
+        lengths = self._lengths.get((tenant, bucket)) if self._lengths else None
         if lengths is None or not 0 < sequences * lengths.quantile < most:
             return most
         return sequences * lengths.quantile

@@ -53,7 +53,7 @@ class Fairness:
         moved: tenants with waiting requests whose counter has changed.
     """
 
-    def __init__(self, tenants: Iterable[Tenant], default_weight: float) -> None:
+    def __init__(self, tenants: Iterable[Tenant] = (), default_weight: float = 1.0) -> None:
         self.tenants = configured = list(tenants)
         self._weights = {tenant.name: tenant.weight for tenant in configured}
         self._classes = {tenant.name: tenant.classes for tenant in configured if tenant.classes}
@@ -328,7 +328,7 @@ class Quotas:
     rate limits nothing.
     """
 
-    def __init__(self, tenants: Iterable[Tenant]) -> None:
+    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         self._limited: dict[str, Tenant] = {}
         self._buckets: dict[str, TokenBucket] = {}
         self.any = False

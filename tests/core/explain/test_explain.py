@@ -187,13 +187,13 @@ class TestRefusals:
         made.changes.reconfigure(
             [CHAT],
             1.0,
-            route=made._dispatcher.route,
-            affinity=made._dispatcher.affinity,
+            route=made._state.route,
+            affinity=made._state.affinity,
             dispatch_ahead_s=0.3,
         )
         receipt = receipt_of(made, "b")
         assert (receipt.rule, receipt.limit) == ("prompt_too_long", 5_000)
-        assert not made._dispatcher.queues.waiting
+        assert not made._state.queues.waiting
         assert set(receipts_of(made).under_way) == {"a"}
 
     def test_its_bucket_is_gone_while_a_refusal_is_followed(self) -> None:
@@ -204,8 +204,8 @@ class TestRefusals:
         made.changes.reconfigure(
             renamed,
             1.0,
-            route=made._dispatcher.route,
-            affinity=made._dispatcher.affinity,
+            route=made._state.route,
+            affinity=made._state.affinity,
             dispatch_ahead_s=0.3,
         )
         made.settle(1.1)
@@ -278,9 +278,9 @@ class TestWaits:
         receipt = receipt_of(made, "b")
         assert receipt.waiting_for in ("partition", "line")
         made.wake(0.1)
-        waiting = made._dispatcher.queues.waiting["b"]
+        waiting = made._state.queues.waiting["b"]
         clear = next(b for b in made.backends.values() if not b.prefills)
-        assert made._dispatcher.forecast.gate.why_not(clear, waiting, 0.1) == "partition"
+        assert made._state.forecast.gate.why_not(clear, waiting, 0.1) == "partition"
 
     def test_a_backend_on_trial(self) -> None:
         made = explained(up=False)
@@ -291,9 +291,9 @@ class TestWaits:
     def test_a_backend_that_is_down_is_not_waited_for(self) -> None:
         made = explained(slots=1)
         fill(made, 100, "a", "b")
-        blocked = made._dispatcher.queues.waiting["b"]
+        blocked = made._state.queues.waiting["b"]
         made.backends["gpu0"].up = False
-        assert made._dispatcher.forecast.gate.why_not(made.backends["gpu0"], blocked, 0.0) == "down"
+        assert made._state.forecast.gate.why_not(made.backends["gpu0"], blocked, 0.0) == "down"
         made.backend_down("gpu0", 0.5)
         assert receipt_of(made, "b").rule == "no_backend"
 

@@ -101,7 +101,7 @@ def test_after_a_failure_it_is_sent_to_another_at_once() -> None:
 def test_the_mode_changes_while_requests_run(observed: Route | None) -> None:
     """Waiting requests are sent by the rules; new ones are observed, or no longer."""
     shaper, _ = observing()
-    options = {"route": least_connections, "affinity": shaper._dispatcher.affinity}
+    options = {"route": least_connections, "affinity": shaper._state.affinity}
     shaper.changes.reconfigure(BUCKETS, 0.0, dispatch_ahead_s=0.3, **options)  # type: ignore[arg-type]
     for i in range(4):
         shaper.arrive(document(str(i), first=1_000 * i), 0.0)
@@ -117,7 +117,7 @@ def test_the_mode_changes_while_requests_run(observed: Route | None) -> None:
     assert [isinstance(action, Send) for action in actions] == ([True] if observed else [])
     done = []
     for now in range(2, 8):
-        for request_id in sorted(shaper._dispatcher.running):
+        for request_id in sorted(shaper._state.running):
             done += [request_id, *(a.request.id for a in shaper.finish(request_id, float(now)))]
     assert set(done) == {*map(str, range(4)), "late"}
     assert all(backend.idle for backend in shaper.backends.values())
@@ -221,13 +221,13 @@ def test_new_rules_begin_the_forecast_anew() -> None:
     shaper, recorder = observing(1)
     for i in range(8):
         shaper.arrive(document(str(i), first=1_000 * i), 0.0)
-    dispatcher = shaper._dispatcher
+    state = shaper._state
     shaper.changes.reconfigure(
         [Bucket("all", 131_072, 100, 60.0)],
         0.1,
         dispatch_ahead_s=0.3,
-        route=dispatcher.route,
-        affinity=dispatcher.affinity,
+        route=state.route,
+        affinity=state.affinity,
         observed=least_connections,
     )
     shaper.arrive(document("first", first=9_000), 0.1)

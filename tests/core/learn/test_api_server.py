@@ -34,7 +34,7 @@ def names(actions: list[Action]) -> list[str]:
 
 def price(shaper: Shaper, name: str, tokens: int, now: float) -> Option:
     waiting = QueuedRequest(Request("new", tokens), "chat", now, inf, 10**6, 0.0)
-    (option,) = shaper._dispatcher.forecast.options_among([shaper.backends[name]], waiting, now)
+    (option,) = shaper._state.forecast.options_among([shaper.backends[name]], waiting, now)
     return option
 
 

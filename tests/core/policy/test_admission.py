@@ -74,7 +74,7 @@ class TestReturnTimes:
         self, at: float, tenant: str, known: bool
     ) -> None:
         times = self.times()
-        times.note(self.one(9), at, 0.0)
+        times.note(self.one(9), 1.0, at - 1.0)
         times.arrived(self.one(9), at)  # places are kept from now on
         times.note(self.one(1, "a"), 5.0, 0.0)
         assert times.is_back(self.one(1, tenant), at) == known
@@ -533,7 +533,7 @@ def test_cached_tokens_are_not_charged() -> None:
     for request_id, cached in (("a1", 3_900), ("b2", 0)):
         desk.shaper.used(request_id, 10, desk.now, cached)
         desk.serve(1)
-    counters = desk.shaper._dispatcher.fairness.counters()
+    counters = desk.shaper._state.fairness.counters()
     assert counters["a"] < counters["b"] / 2
 
 

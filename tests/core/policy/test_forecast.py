@@ -39,7 +39,7 @@ def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, fl
         one.due = at  # before the newcomer
         backend.enqueue(one)
     newcomer = QueuedRequest(Request("new", 4_000), "chat", 0.0, 2.0, 1_000, 0.1)
-    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    (option,) = made._state.forecast.options(newcomer, 0.0)
     return option, SURE * backend.cost.error.at(option.wait_s)
 
 
@@ -69,11 +69,11 @@ def test_a_guess_has_no_margin() -> None:
     (backend,) = made.backends.values()
     newcomer = QueuedRequest(Request("new", 60_000, 1), "document", 0.0, 30.0, 1_000, 3.0)
     newcomer.due = 30.0  # behind all of them
-    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    (option,) = made._state.forecast.options(newcomer, 0.0)
     assert option.wait_s > 20.0
     assert option.margin_s < 1.0
     confirm(backend)
-    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    (option,) = made._state.forecast.options(newcomer, 0.0)
     assert option.margin_s > 4.0
 
 
@@ -97,7 +97,7 @@ def documents_in_line(*, chats_share: float = 0.0, kv_used: int = 0, cold: bool 
 
 def option_of_a_document(made: Shaper) -> Option:
     newcomer = QueuedRequest(Request("new", 8_000, 1), "document", 0.0, 30.0, 1_000, 0.1)
-    (option,) = made._dispatcher.forecast.options(newcomer, 0.0)
+    (option,) = made._state.forecast.options(newcomer, 0.0)
     return option
 
 

@@ -23,8 +23,10 @@ def backend(chunk: float = inf) -> Backend:
     return Backend(BackendSpec("a", 64, chunk_tokens=chunk), BUCKETS.values())
 
 
-def precedence(made: Backend) -> Precedence:
-    return Precedence({"a": made}, BUCKETS, Fairness((), 1.0))
+def precedence(made: Backend, fair: Fairness | None = None) -> Precedence:
+    order = Precedence({"a": made}, fair or Fairness())
+    order.buckets = BUCKETS
+    return order
 
 
 def queue(
@@ -102,7 +104,7 @@ class TestCrowd:
         fair = Fairness([Tenant("t1", 3.0), Tenant("t2", 0.5)], 1.0)
         fair.on = True
         made = Backend(BackendSpec("a", 64), BUCKETS.values(), fairness=fair)
-        order = Precedence({"a": made}, BUCKETS, fair)
+        order = precedence(made, fair)
         here = list[QueuedRequest]()
         for number in range(150):
             tenant = f"t{dice.randrange(40)}"

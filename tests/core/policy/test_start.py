@@ -172,7 +172,7 @@ class TestTrials:
         where |= sent(made.arrive(Request("q", 20_000, 10), 1.0))
         assert set(where.values()) == {"a", "b"}
         assert made.arrive(Request("x", 5_000, 10, blocks, 500.0), 1.1) == []
-        assert made._dispatcher.queues.waiting["x"].backend == first
+        assert made._state.queues.waiting["x"].backend == first
         made.backend_up(first, 1.2, most_prefills=0)
         other = next(name for name, backend in where.items() if backend != first)
         assert sent(made.first_token(other, 1.7)) == {"x": {"a": "b", "b": "a"}[first]}

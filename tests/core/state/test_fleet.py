@@ -66,7 +66,7 @@ def test_as_many_backends_are_kept_clear_as_chats_need(
 
 def test_a_queue_stands_from_its_first_request_until_none_waits() -> None:
     shaper = a_fleet(1)
-    queues = shaper._dispatcher.queues
+    queues = shaper._state.queues
     for number in range(4):
         shaper.arrive(Request(f"d{number}", 100_000, 20), 0.1 * number)
     since = min(waiting.arrived_at for waiting in queues.waiting.values())

@@ -218,7 +218,7 @@ def test_a_long_prompt_starts_on_a_chunking_engine_beside_a_busy_plain_one() -> 
     shaper.finish("chat", 0.01)
     plain, chunking = shaper.backends.values()
     plain.send(Request("long", 120_000), "document", 0, now=0.02)
-    shaper._dispatcher.forecast.moved(plain)
+    shaper._state.forecast.moved(plain)
     (send,) = shaper.arrive(Request("second", 120_000, 8), 0.03)
     assert isinstance(send, Send)
     assert send.backend == chunking.name

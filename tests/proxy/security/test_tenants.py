@@ -99,8 +99,8 @@ async def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Pat
             lambda core, now: core.changes.reconfigure(
                 config.core_buckets(),
                 now,
-                route=core._dispatcher.route,
-                affinity=core._dispatcher.affinity,
+                route=core._state.route,
+                affinity=core._state.affinity,
                 dispatch_ahead_s=0.3,
                 tenants=config.core_tenants(),
                 default_weight=2.0,
@@ -219,7 +219,7 @@ async def test_answers_without_usage_are_measured_by_their_events(split: bool) -
         await call.send(chunk(DONE) + b"0\r\n\r\n")
 
     async with on_stage(serve) as (on, _):
-        lengths = on.proxy.driver.shaper._dispatcher.output_lengths
+        lengths = on.proxy.driver.shaper._state.output_lengths
         for _ in range(20):
             assert lengths.expected("", "chat", 5_000) == 5_000
             async with on.post({"prompt": "x", "max_tokens": 5_000, "stream": True}) as response:

@@ -117,7 +117,7 @@ def tell(one: Shaper, other: Shaper, now: float) -> list[str]:
 
 
 def counter(shaper: Shaper, tenant: str) -> float:
-    return shaper._dispatcher.fairness.counters()[tenant]
+    return shaper._state.fairness.counters()[tenant]
 
 
 def test_what_was_given_elsewhere_is_charged_once_and_by_weight() -> None:
