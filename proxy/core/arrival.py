@@ -61,7 +61,7 @@ class NewRequests:
         if not options:
             return [reject(state, waiting, "no_backend_available", now)]
         place = self._place(waiting, bucket, options, now)
-        if not state.return_times.arrived(request, now):
+        if not state.return_times.arrived(request, now):  # else it counted when it was rejected
             state.on_demand(place.backend.family, place.option.prefill_s, now)
         # The decision, which the forecast learns from.
         reason = self._reason(waiting, bucket, place, now)

@@ -144,7 +144,7 @@ class OperatorChanges:
         for waiting in everyone:
             dequeue(state, waiting.request.id)
         state.reconfigure(
-            buckets, list(tenants), default_weight, route, affinity, dispatch_ahead_s, observed
+            buckets, tenants, default_weight, route, affinity, dispatch_ahead_s, observed
         )
         state.rebuild()
         actions: list[Action] = []

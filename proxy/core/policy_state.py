@@ -3,7 +3,7 @@
 `steps.py` has the verbs: send, queue, reject and move requests. Each event begins with `at`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
@@ -254,7 +254,7 @@ class PolicyState:
     def reconfigure(
         self,
         buckets: Sequence[Bucket],
-        tenants: Sequence[Tenant],
+        tenants: Iterable[Tenant],
         default_weight: float,
         route: Route,
         affinity: Affinity,
@@ -264,8 +264,9 @@ class PolicyState:
         """Set buckets and rules while no request waits."""
         self.route, self.affinity, self.observed = route, affinity, observed
         self.dispatch_ahead_s = dispatch_ahead_s
-        self.fairness.reconfigure(tenants, default_weight)
-        self.quotas.reconfigure(tenants)
+        configured = list(tenants)
+        self.fairness.reconfigure(configured, default_weight)
+        self.quotas.reconfigure(configured)
         # The buckets, and the buckets of running requests.
         self._by_length = sorted(buckets, key=lambda b: b.up_to)
         self.last_bucket = self._by_length[-1]

@@ -66,9 +66,9 @@ class Shaper:
         """
         self.recorder = recorder or NullRecorder()
         self._state = state = PolicyState(self.recorder)
-        weighed, matches = list(tenants), affinity or Affinity()
+        matches = affinity or Affinity()
         state.reconfigure(
-            buckets, weighed, default_weight, route, matches, dispatch_ahead_s, observed
+            buckets, tenants, default_weight, route, matches, dispatch_ahead_s, observed
         )
         for spec in backends:
             state.add_backend(spec)
