@@ -37,7 +37,7 @@ class PolicyState:
     """Running and waiting requests, the rules, and facts learned from answers.
 
     Attributes:
-        buckets: buckets by name, the shortest first.
+        backends, buckets: dicts by name, always the same objects. The shortest bucket is first.
         last_bucket: the bucket of the longest prompts.
         observed: send each request at once where this route says; None in mode shape.
         running: requests that were sent and have not finished, with their backend.
@@ -53,6 +53,7 @@ class PolicyState:
         """Begin without rules and backends: `reconfigure`, `add_backend` and `rebuild` follow."""
         # The facts.
         self.backends: dict[str, Backend] = {}
+        self.buckets: dict[str, Bucket] = {}
         self.queues = FleetQueues()
         self.running: dict[str, tuple[Backend, QueuedRequest]] = {}
         self.silent: dict[str, Backend] = {}
@@ -64,15 +65,16 @@ class PolicyState:
         # The objects that answer questions about the facts, and the listeners.
         self.fairness = Fairness()
         self.quotas = Quotas()
-        self.precedence = Precedence(self.backends, self.fairness)
-        self.forecast = Forecast(self.backends, self.precedence)
+        self.precedence = Precedence(self.backends, self.buckets, self.fairness)
+        self.forecast = Forecast(self.backends, self.buckets, self.precedence)
         self.gate = self.forecast.gate
         self.recorder = recorder
+        recorder.watch(self.gate, self.backends, self.buckets)
         self.on_demand: Callable[[str, float, float], None] = ignore
 
     def at(self, now: float) -> "PolicyState":
         """Let time pass until `now`. Every event begins with this."""
-        self.recorder.time_passes(self.gate, self.backends, now)
+        self.recorder.time_passes(now)
         if now > self.now:
             self.now = now
         if self.silent:
@@ -270,10 +272,10 @@ class PolicyState:
         # The buckets, and the buckets of running requests.
         self._by_length = sorted(buckets, key=lambda b: b.up_to)
         self.last_bucket = self._by_length[-1]
-        self.buckets = {bucket.name: bucket for bucket in self._by_length}
+        self.buckets.clear()
+        self.buckets.update((bucket.name, bucket) for bucket in self._by_length)
         self.least_patience_s = min(bucket.patience_s for bucket in buckets)
         self.return_times = ReturnTimes(self.buckets)
-        self.precedence.buckets = self.buckets
         self.queues.rebucket(self.buckets)
         for backend in self.backends.values():
             backend.rebucket(self.buckets.values(), self.nearest_bucket)
@@ -283,5 +285,5 @@ class PolicyState:
     def rebuild(self) -> None:
         """Renew the forecast and the order of queues."""
         self.changes += 1
-        self.forecast.rebuild(self.buckets, self.dispatch_ahead_s, self.affinity.min_match)
+        self.forecast.rebuild(self.dispatch_ahead_s, self.affinity.min_match)
         self.queues.reorder()

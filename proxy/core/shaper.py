@@ -244,7 +244,7 @@ class Shaper:
 
     def settle(self, now: float) -> None:
         """Judge the rejections that can be judged by now. It decides nothing."""
-        self.recorder.time_passes(self._gate, self.backends, now)
+        self.recorder.time_passes(now)
 
     def report_demand(self, listener: Callable[[str, float, float], None]) -> None:
         """Call `listener` with family, prefill seconds and time for each new request.

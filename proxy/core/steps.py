@@ -93,7 +93,7 @@ def start_next(state: PolicyState, backend: Backend, now: float) -> list[Action]
         gate.divide(backend, now)
         state.queues.reorder()  # another tenant may be next
     if backend.queued:
-        state.recorder.waits(backend, gate, now)
+        state.recorder.waits(backend, now)
     return actions
 
 
@@ -158,7 +158,7 @@ def send(
 ) -> Send:
     """Send a request that waits in no queue. `wait_s`: its predicted wait, if it is known."""
     gate = state.gate
-    state.recorder.starts(waiting, backend, gate, state.buckets, now)
+    state.recorder.starts(waiting, backend, now)
     # The prediction must see the backend as it is before this request joins it.
     request, rank = waiting.request, waiting.own_rank
     waiting.paid = False  # spent
@@ -198,7 +198,7 @@ def enqueue(state: PolicyState, waiting: QueuedRequest, option: Option, now: flo
     _take_place(state, waiting, backend, option.prefill_s)
     if state.fairness.on:
         state.fairness.queued(request.tenant)
-    state.recorder.queued(waiting, backend, state.gate, now)
+    state.recorder.queued(waiting, backend, now)
 
 
 def waits_on(state: PolicyState, waiting: QueuedRequest, now: float) -> bool:

@@ -72,8 +72,15 @@ class Ghost:
 class Hindsight:
     """Follows rejected requests. `watches` is True while there are any."""
 
-    def __init__(self, receipts: Receipts) -> None:
+    def __init__(
+        self,
+        receipts: Receipts,
+        gate: StartGate,
+        backends: Mapping[str, Backend],
+        buckets: Mapping[str, Bucket],
+    ) -> None:
         self._receipts = receipts
+        self._gate, self._backends, self._buckets = gate, backends, buckets
         self._ghosts: list[Ghost] = []
         self._until = 0.0  # the time of the last look
         self.watches = False
@@ -121,9 +128,9 @@ class Hindsight:
                 with_it = with_it or slack_s >= 0.0
             ghost.displaces = without and not with_it
 
-    def time_passes(self, gate: StartGate, backends: Mapping[str, Backend], now: float) -> None:
+    def time_passes(self, now: float) -> None:
         """Let time pass until `now`. Nothing has happened since the last event."""
-        before = self._until
+        gate, backends, before = self._gate, self._backends, self._until
         self._until = now = max(now, before)
         rooms = [b for b in backends.values() if gate.has_room(b, before)]
         later = [b for b in backends.values() if b not in rooms and gate.has_room(b, now)]
@@ -135,19 +142,12 @@ class Hindsight:
                 self._judge(ghost, "unjudged")
                 continue
             if not ghost.sent:
-                self._look(ghost, gate, rooms, later, before, now)
+                self._look(ghost, rooms, later, before, now)
             if ghost.sent:
                 self._works_off(ghost, backends[ghost.backend], max(before, ghost.sent_at), now)
         self.watches = bool(self._ghosts)
 
-    def starts(
-        self,
-        waiting: QueuedRequest,
-        backend: Backend,
-        gate: StartGate,
-        buckets: Mapping[str, Bucket],
-        now: float,
-    ) -> None:
+    def starts(self, waiting: QueuedRequest, backend: Backend, now: float) -> None:
         """Note a request that is about to be sent: in a ghost's place, or delayed by a ghost."""
         slack_s = inf
         for ghost in list(self._ghosts):
@@ -155,24 +155,23 @@ class Hindsight:
             if not ghost.sent:
                 first = ours.bucket == waiting.bucket and ours.flow == waiting.flow
                 first = first and ours.key < waiting.key and _priced(ghost, backend)
-                if first and gate.may_start(backend, ours, now):
+                if first and self._gate.may_start(backend, ours, now):
                     self._send(ghost, backend, now)
             if ghost.sent and ghost.backend == backend.name and not ghost.displaces:
                 if slack_s == inf:
-                    slack_s = _slack_now_s(waiting, backend, buckets[waiting.bucket], now)
+                    slack_s = _slack_now_s(waiting, backend, self._buckets[waiting.bucket], now)
                 ghost.displaces = 0.0 <= slack_s < ghost.left_s
 
     def _look(
         self,
         ghost: Ghost,
-        gate: StartGate,
         rooms: list[Backend],
         later: list[Backend],
         before: float,
         now: float,
     ) -> None:
         """Send a ghost that would have been sent: to a backend with room before, or since."""
-        waiting, by_time = ghost.waiting, None
+        gate, waiting, by_time = self._gate, ghost.waiting, None
         for backend in rooms:
             if _first(ghost, backend):
                 if gate.may_start(backend, waiting, before):

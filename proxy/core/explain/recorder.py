@@ -37,15 +37,21 @@ class DecisionRecorder:
 
     def __init__(self, keep: int) -> None:
         self.receipts = Receipts(keep)
-        self.hindsight = Hindsight(self.receipts)
         self._under_way = self.receipts.under_way
+
+    def watch(
+        self, gate: StartGate, backends: Mapping[str, Backend], buckets: Mapping[str, Bucket]
+    ) -> None:
+        """Look at this gate, and at these backends and buckets, from now on."""
+        self._gate = gate
+        self.hindsight = Hindsight(self.receipts, gate, backends, buckets)
 
     # Time.
 
-    def time_passes(self, gate: StartGate, backends: Mapping[str, Backend], now: float) -> None:
+    def time_passes(self, now: float) -> None:
         """Judge the rejections that can be judged by now."""
         if self.hindsight.watches:
-            self.hindsight.time_passes(gate, backends, now)
+            self.hindsight.time_passes(now)
 
     # Arrival.
 
@@ -94,22 +100,22 @@ class DecisionRecorder:
 
     # Waiting.
 
-    def queued(self, waiting: QueuedRequest, backend: Backend, gate: StartGate, now: float) -> None:
+    def queued(self, waiting: QueuedRequest, backend: Backend, now: float) -> None:
         """Record that a request waits for a backend, and why."""
         receipt = self._under_way.get(waiting.request.id)
         if receipt is not None:
             why = "turn"
             if waiting in heads_of([backend]):
-                why = gate.why_not(backend, waiting, now) or "turn"
+                why = self._gate.why_not(backend, waiting, now) or "turn"
             receipt.waits_for(why, now)
             receipt.step(now, "queued", backend.name, why)
 
-    def waits(self, backend: Backend, gate: StartGate, now: float) -> None:
+    def waits(self, backend: Backend, now: float) -> None:
         """Record why the heads of a backend's queues still wait."""
         for head in heads_of([backend]):
             receipt = self._under_way.get(head.request.id)
             if receipt is not None:
-                why = gate.why_not(backend, head, now) or "turn"
+                why = self._gate.why_not(backend, head, now) or "turn"
                 if why != receipt.waiting_for:
                     receipt.waits_for(why, now)
 
@@ -142,17 +148,10 @@ class DecisionRecorder:
 
     # Running.
 
-    def starts(
-        self,
-        waiting: QueuedRequest,
-        backend: Backend,
-        gate: StartGate,
-        buckets: Mapping[str, Bucket],
-        now: float,
-    ) -> None:
+    def starts(self, waiting: QueuedRequest, backend: Backend, now: float) -> None:
         """Look at a request that is about to be sent, before any state changes."""
         if self.hindsight.watches:
-            self.hindsight.starts(waiting, backend, gate, buckets, now)
+            self.hindsight.starts(waiting, backend, now)
 
     def sent(self, send: Send, now: float) -> None:
         """Record that a request was sent."""
@@ -234,7 +233,7 @@ class NullRecorder(DecisionRecorder):
     def observed(self, request: Request, bucket: Bucket, now: float) -> None:
         """Record nothing."""
 
-    def waits(self, backend: Backend, gate: StartGate, now: float) -> None:
+    def waits(self, backend: Backend, now: float) -> None:
         """Record nothing."""
 
     def rejected(self, reject: Reject, now: float) -> None:

@@ -41,21 +41,21 @@ class Forecast:
         limited: a backend is on trial or in a pause.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], precedence: Precedence) -> None:
+    def __init__(
+        self, backends: Mapping[str, Backend], buckets: Mapping[str, Bucket], precedence: Precedence
+    ) -> None:
         self._backends = backends
+        self._buckets = buckets
         self._precedence = precedence
         self.limited = False
-        self.long_prefills = LongPrefills()
-        self.gate = StartGate(backends, self.long_prefills, precedence.fairness)
+        self.long_prefills = LongPrefills(backends, buckets)
+        self.gate = StartGate(backends, buckets, self.long_prefills, precedence.fairness)
         self._peers: Peers | None = None  # while there are other proxies
         self._rendezvous = Rendezvous()
 
-    def rebuild(
-        self, buckets: Mapping[str, Bucket], dispatch_ahead_s: float, min_match: float
-    ) -> None:
-        """Look at the backends as they are now, and at these buckets. Notes of arrivals stay."""
-        self._all = list(self._backends.values())
-        self._buckets = buckets
+    def rebuild(self, dispatch_ahead_s: float, min_match: float) -> None:
+        """Look at the backends and buckets as they are now. Notes of arrivals stay."""
+        self._all, buckets = list(self._backends.values()), self._buckets
         self._min_match = min_match
         self._usable = {
             bucket.name: [b for b in self._all if not bucket.backends or b.name in bucket.backends]
@@ -65,8 +65,8 @@ class Forecast:
         self._shortlist = Shortlist(
             self._all, list(buckets.values()), dispatch_ahead_s, beside_others_s
         )
-        self.long_prefills.rebuild(self._all, buckets)
-        self.gate.rebuild(buckets, dispatch_ahead_s)
+        self.long_prefills.rebuild()
+        self.gate.dispatch_ahead_s = dispatch_ahead_s
         self._rendezvous = Rendezvous(self._rendezvous.root)
 
     # Events.

@@ -52,13 +52,14 @@ class LongPrefills:
     document of another.
     """
 
-    def __init__(self) -> None:
-        self._flows: dict[frozenset[str] | None, dict[str, Flow]] = {}
-
-    def rebuild(self, backends: Sequence[Backend], buckets: Mapping[str, Bucket]) -> None:
-        """Look at these backends and buckets. Flows that were seen before are kept."""
+    def __init__(self, backends: Mapping[str, Backend], buckets: Mapping[str, Bucket]) -> None:
         self._backends = backends
         self._buckets = buckets
+        self._flows: dict[frozenset[str] | None, dict[str, Flow]] = {}
+
+    def rebuild(self) -> None:
+        """Note that backends or buckets have changed. Flows that were seen before are kept."""
+        buckets = self._buckets
         # By bucket: the buckets with less patience.
         self._hastier = {
             bucket.name: [b for b in buckets.values() if b.patience_s < bucket.patience_s]
@@ -66,7 +67,7 @@ class LongPrefills:
         }
         # By the models of backends, then by bucket.
         before, self._flows = self._flows, {}
-        for models in [backend.models for backend in backends]:
+        for models in [backend.models for backend in self._backends.values()]:
             seen = before.get(models, {})
             self._flows[models] = {name: seen.get(name) or Flow() for name in buckets}
 
@@ -139,7 +140,7 @@ class LongPrefills:
         return min(patience_ends, latest + RECENT_S, next_clear_at)
 
     def _up(self, model: str) -> list[Backend]:
-        return [b for b in self._backends if b.up and serves(b.models, model)]
+        return [b for b in self._backends.values() if b.up and serves(b.models, model)]
 
     def _clear_count(self, backend: Backend, bucket: str, up: Sequence[Backend], now: float) -> int:
         """Return the number of these backends that long prefills leave to more urgent requests.
@@ -192,7 +193,7 @@ class LongPrefills:
             if now < patience_ends < least:
                 least = patience_ends
         for bucket in buckets:
-            for backend in self._backends:
+            for backend in self._backends.values():
                 overlap_s = OVERLAP_SHARE * self.long_s(bucket, backend, now)
                 at = backend.prefill_queue.done_in_at(overlap_s, now)
                 if now < at < least:

@@ -55,9 +55,11 @@ class Precedence:
         on: a request has named a tenant or another class than standard.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], fairness: Fairness) -> None:
+    def __init__(
+        self, backends: Mapping[str, Backend], buckets: Mapping[str, Bucket], fairness: Fairness
+    ) -> None:
         self._backends = backends
-        self.buckets: Mapping[str, Bucket] = {}
+        self._buckets = buckets
         self.fairness = fairness
         self.on = False
         self._classed = False
@@ -107,10 +109,10 @@ class Precedence:
 
         A waiting request waits 1 / (1 - share) times the work before it (M/G/1 with priorities).
         """
-        patience_s = self.buckets[bucket].patience_s
+        patience_s = self._buckets[bucket].patience_s
         share = fsum(
             worked_share(backend, other.name, now)
-            for other in self.buckets.values()
+            for other in self._buckets.values()
             if other.patience_s < patience_s
         )
         return min(FULL, share)
@@ -136,11 +138,11 @@ class Precedence:
             else:
                 share = float(self.fairness.behind_s(waiting.request.tenant) == 0.0)
             return share * fsum(queued_s.values()) / (1.0 - overtaken)
-        patience_s = self.buckets[bucket].patience_s
+        patience_s = self._buckets[bucket].patience_s
         theirs_s = fsum(
             seconds
             for name, seconds in queued_s.items()
-            if name not in self.buckets or self.buckets[name].patience_s <= patience_s
+            if name not in self._buckets or self._buckets[name].patience_s <= patience_s
         )
         return theirs_s / (1.0 - overtaken)
 
@@ -150,13 +152,13 @@ class Precedence:
         Prefills are not preempted. Those longer than its patience are kept away
         (long_prefills.py).
         """
-        patience_s, most = self.buckets[bucket].patience_s, 0.0
-        for other in self.buckets.values():
+        patience_s, most = self._buckets[bucket].patience_s, 0.0
+        for other in self._buckets.values():
             queue = backend.queues[other.name]
             if other.patience_s <= patience_s or queue.late_at() > now + wait_s:
                 continue
             owed = backend.turns.buckets.owed_s(other.name)
-            owed += wait_s * BUCKETS_SHARE / len(self.buckets)
+            owed += wait_s * BUCKETS_SHARE / len(self._buckets)
             for head in queue.heads():
                 if most < head.work_s <= patience_s and owed >= head.work_s:
                     most = head.work_s
@@ -299,7 +301,7 @@ class Precedence:
     def _passes(self, backend: Backend, bucket: str, other: str) -> bool:
         """True if prefills of `bucket` pass the longer prefills of `other` in the engine."""
         return backend.prefill_queue.chunked and (
-            self.buckets[bucket].up_to < self.buckets[other].up_to
+            self._buckets[bucket].up_to < self._buckets[other].up_to
         )
 
     def _rate_now(self, rank: int, now: float) -> float:

@@ -46,17 +46,15 @@ class StartGate:
     def __init__(
         self,
         backends: Mapping[str, Backend],
+        buckets: Mapping[str, Bucket],
         long_prefills: LongPrefills,
         fairness: Fairness,
     ) -> None:
         self._backends = backends
+        self._buckets = buckets
         self._long_prefills = long_prefills
         self._fairness = fairness
-
-    def rebuild(self, buckets: Mapping[str, Bucket], dispatch_ahead_s: float) -> None:
-        """Start requests of these buckets."""
-        self._buckets = buckets
-        self.dispatch_ahead_s = dispatch_ahead_s
+        self.dispatch_ahead_s = DISPATCH_AHEAD_S
 
     def has_room(self, backend: Backend, now: float) -> bool:
         """True if the backend may be sent any request at all."""

@@ -24,9 +24,7 @@ def backend(chunk: float = inf) -> Backend:
 
 
 def precedence(made: Backend, fair: Fairness | None = None) -> Precedence:
-    order = Precedence({"a": made}, fair or Fairness())
-    order.buckets = BUCKETS
-    return order
+    return Precedence({"a": made}, BUCKETS, fair or Fairness())
 
 
 def queue(
