@@ -7,15 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
-from forebay.proxy.core.model import (
-    RANKS,
-    STANDARD,
-    BackendSpec,
-    Bucket,
-    Request,
-    Tenant,
-    serves,
-)
+from forebay.proxy.core.model import RANKS, STANDARD, BackendSpec, Bucket, Request, Tenant, serves
 from forebay.proxy.core.policy.admission import ReturnTimes, stands, whole_s
 from forebay.proxy.core.policy.forecast import Forecast
 from forebay.proxy.core.policy.precedence import Precedence
@@ -108,7 +100,7 @@ class PolicyState:
             if request.tenant and not self.fairness.grants(request.tenant, request.service_class):
                 rank = STANDARD
         waiting = QueuedRequest(request, bucket.name, now, inf, order, 0.0, rank, own_rank)
-        home = self.backends.get(request.home)
+        home = self.backends.get(request.home) if request.home else None
         if home is not None and self.forecast.suits(home, waiting):
             waiting.excluded = frozenset(self.backends) - {home.name}
         waiting.output_tokens = self.output_lengths.expected(

@@ -7,13 +7,7 @@ when a socket opens. `shaper.py` has the events that lead here.
 from collections.abc import Collection, Sequence
 from math import inf
 
-from forebay.proxy.core.model import (
-    INSTANT_S,
-    Action,
-    Reject,
-    RejectReason,
-    Send,
-)
+from forebay.proxy.core.model import INSTANT_S, Action, Reject, RejectReason, Send
 from forebay.proxy.core.policy.admission import stands
 from forebay.proxy.core.policy.coalesce import (
     expected_tokens,
