@@ -56,12 +56,8 @@ def explained(
     return made
 
 
-def receipts_of(made: Shaper) -> Receipts:
-    return made.recorder.receipts
-
-
 def receipt_of(made: Shaper, request_id: str) -> Receipt:
-    receipt = receipts_of(made).find(request_id)
+    receipt = made.recorder.receipts.find(request_id)
     assert receipt is not None
     return receipt
 
@@ -149,7 +145,7 @@ class TestRefusals:
         receipt = receipt_of(made, "b")
         assert receipt.rule == "deadline_passed"
         assert receipt.waits == {"slots": 2.0}
-        assert receipts_of(made).tally("chat").admitted["refused"] == 1
+        assert made.recorder.receipts.tally("chat").admitted["refused"] == 1
         assert "after 2.00 s in the queue, its limit because all slots" in verdict(receipt, 9.0)
 
     def test_somebody_more_urgent_takes_its_place(self) -> None:
@@ -194,7 +190,7 @@ class TestRefusals:
         receipt = receipt_of(made, "b")
         assert (receipt.rule, receipt.limit) == ("prompt_too_long", 5_000)
         assert not made._state.queues.waiting
-        assert set(receipts_of(made).under_way) == {"a"}
+        assert set(made.recorder.receipts.under_way) == {"a"}
 
     def test_its_bucket_is_gone_while_a_refusal_is_followed(self) -> None:
         made = explained()
@@ -211,7 +207,7 @@ class TestRefusals:
         made.settle(1.1)
         made.finish("a", 1.2)
         made.wake(1.3)
-        assert receipts_of(made).tally("document").refusals["unjudged"] > 0
+        assert made.recorder.receipts.tally("document").refusals["unjudged"] > 0
 
     def test_a_request_behind_its_own_tenant_in_a_full_line(self) -> None:
         one = (Bucket("all", 131_072, 1, 30.0),)
@@ -316,7 +312,7 @@ class TestWays:
         made.first_token("a", 1.25)
         made.used("a", 40, 2.0, 1_024, 1_100)
         made.finish("a", 2.0)
-        receipts_of(made).answered("a", 200, "")
+        made.recorder.receipts.answered("a", 200, "")
         said = receipt_fields(receipt_of(made, "a"), 9.0, 100)
         assert said["state"] == "ended"
         assert said["age_s"] == 8.0
@@ -352,7 +348,7 @@ class TestWays:
             ("sent", "gpu0"), ("failed", "gpu0"), ("sent", "gpu1"), ("first_token", "gpu1"),
         ]  # fmt: skip
         assert "gpu0 had failed" in verdict(receipt, 1.0)
-        assert sum(receipts_of(made).tally("chat").late) == 0  # no error of a prediction
+        assert sum(made.recorder.receipts.tally("chat").late) == 0  # no error of a prediction
 
     def test_its_client_leaves_the_queue(self) -> None:
         made = explained(slots=1)
@@ -383,7 +379,7 @@ class TestTargets:
         made = explained()
         made.arrive(Request("a", 1_000, timeout_s=timeout_s), 5.0)
         made.first_token("a", 5.0 + first_token_s)
-        assert receipts_of(made).tally("chat").admitted[outcome] == 1
+        assert made.recorder.receipts.tally("chat").admitted[outcome] == 1
 
     def test_without_a_first_token(self) -> None:
         made = explained()
@@ -391,7 +387,7 @@ class TestTargets:
         made.finish("gone", 0.1)
         made.arrive(Request("whole", 100, streams=False), 0.1)
         made.finish("whole", 0.2)
-        counts = receipts_of(made).tally("chat").admitted
+        counts = made.recorder.receipts.tally("chat").admitted
         assert (counts["unanswered"], counts["not_streamed"]) == (1, 1)
 
     def test_the_error_of_a_prediction(self) -> None:
@@ -411,9 +407,9 @@ class TestMemory:
             made.arrive(Request(str(number), 10), number)
             if number != 4:
                 made.finish(str(number), number + 0.5)
-        assert set(receipts_of(made).ended) == {"7", "8", "9"}
-        assert set(receipts_of(made).under_way) == {"4"}
-        assert receipts_of(made).find("0") is None
+        assert set(made.recorder.receipts.ended) == {"7", "8", "9"}
+        assert set(made.recorder.receipts.under_way) == {"4"}
+        assert made.recorder.receipts.find("0") is None
 
     def test_nothing_is_kept_with_0_and_all_is_counted(self) -> None:
         made = explained(keep=0)
@@ -421,9 +417,9 @@ class TestMemory:
         made.arrive(Request("b", 100), 0.0)
         made.first_token("b", 0.1)
         made.finish("b", 0.2)
-        assert not receipts_of(made).ended
-        assert not receipts_of(made).under_way
-        assert receipts_of(made).tally("chat").admitted["met"] == 1
+        assert not made.recorder.receipts.ended
+        assert not made.recorder.receipts.under_way
+        assert made.recorder.receipts.tally("chat").admitted["met"] == 1
 
     def test_a_request_that_goes_round_in_circles_has_no_endless_way(self) -> None:
         receipt = Receipt(Request("a", 1), "chat", 0.0)
@@ -435,10 +431,10 @@ class TestMemory:
         """A request holds the hashes of its prompt: kilobytes of a long one."""
         made = explained(slots=1)
         fill(made, 100, "a", "b", "c", "d")
-        for receipt in receipts_of(made).ended.values():
+        for receipt in made.recorder.receipts.ended.values():
             for name in dir(receipt):
                 assert not isinstance(getattr(receipt, name), Request)
-        assert receipts_of(made).ended
+        assert made.recorder.receipts.ended
 
     def test_by_the_id_that_its_client_gave(self) -> None:
         receipts = Receipts(10)
@@ -466,7 +462,7 @@ def test_receipts_change_no_decision(seed: int) -> None:
         engines = {name: served_engine(EngineConfig()) for name in NAMES}
         Fleet(policy, engines, note).run(a_trace(seed))
     assert journals[0] == journals[1]
-    assert not receipts_of(kept).under_way
+    assert not kept.recorder.receipts.under_way
     last = {action.request.id: action for _, action in journals[0]}
     for request_id, action in last.items():
         receipt = receipt_of(kept, request_id)
@@ -515,7 +511,7 @@ def play(rows: list[TraceRequest], taken: str = "") -> Shaper:
 
 
 def in_time(made: Shaper) -> set[str]:
-    receipts = receipts_of(made).ended.values()
+    receipts = made.recorder.receipts.ended.values()
     return {r.id for r in receipts if 0 <= r.first_token_at <= r.arrived_at + r.target_s}
 
 
@@ -527,8 +523,8 @@ def test_verdicts_are_those_of_a_world_in_which_it_was_taken(burst: float) -> No
     """
     rows = bursts(3, 600, burst)
     made = play(rows)
-    before = in_time(made)
-    judged = [r for r in receipts_of(made).ended.values() if r.hindsight not in ("", "unjudged")]
+    before, ended = in_time(made), made.recorder.receipts.ended.values()
+    judged = [receipt for receipt in ended if receipt.hindsight not in ("", "unjudged")]
     assert len(judged) > 12
     agreed: Counter[bool] = Counter()
     in_time_agreed = 0
@@ -552,7 +548,7 @@ def test_a_refusal_that_a_fast_engine_proves_wrong() -> None:
     made.first_token("d", 1.0)
     made.settle(60.0)
     assert receipt.hindsight == "false"
-    assert receipts_of(made).tally("chat").refusals["false"] == 1
+    assert made.recorder.receipts.tally("chat").refusals["false"] == 1
     assert HINDSIGHT["false"] in verdict(receipt, 60.0)
 
 
@@ -587,5 +583,5 @@ def test_rejections_that_are_not_followed_are_counted() -> None:
         made.arrive(Request(str(number), 100), 0.1)
     made.backend_down("gpu0", 0.2)
     made.settle(0.3)
-    assert receipts_of(made).tally("chat").refusals["unjudged"] == 20
+    assert made.recorder.receipts.tally("chat").refusals["unjudged"] == 20
     assert not made.recorder.hindsight.watches

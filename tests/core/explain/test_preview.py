@@ -137,8 +137,7 @@ class Compared(Scramble):
         seen = _decision(self.shaper.preview(request, self.now))
         super().event(kind, of)
         self.arrived += 1
-        recorder = self.shaper.recorder
-        receipt = recorder.receipts.find(request.id)
+        receipt = self.shaper.recorder.receipts.find(request.id)
         assert receipt is not None
         if (real := _decision(receipt)) != seen:
             self.other.append((seen, real))
