@@ -215,12 +215,6 @@ WITHOUT: dict[str, tuple[Config, str, Patches]] = {
     "long prompts rejected (crowd_s)": (
         Config(), "warm_or_least_work", ((LongPrefills, "crowd_s", _returns(0.0)),),
     ),
-    "nearly clear is clear (OVERLAP_SHARE)": (
-        Config(), "warm_or_least_work", ((f"{CORE}.policy.long_prefills", "OVERLAP_SHARE", 0.0),),
-    ),
-    "a bucket's debt (owed_prefill_s)": (
-        Config(), "warm_or_least_work", ((Precedence, "owed_prefill_s", _returns(0.0)),),
-    ),
     "chunks of longer prefills (beside_s)": (
         Config(), "warm_or_least_work", ((Precedence, "beside_s", _returns(0.0)),),
     ),

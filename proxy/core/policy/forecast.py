@@ -293,12 +293,11 @@ class Forecast:
         if before.count <= 0:
             return margin_s
         margin_s += before.shorter_s / (1.0 - before.overtaken)
-        bucket, order = waiting.bucket, self._precedence
-        if backend.prefill_queue.chunked:
-            return max(margin_s, order.beside_s(backend, bucket, uncached, before.seconds, now))
-        if not order.on:
-            margin_s += order.owed_prefill_s(backend, bucket, wait_s, now)
-        return margin_s
+        if not backend.prefill_queue.chunked:
+            return margin_s
+        bucket = waiting.bucket
+        beside_s = self._precedence.beside_s(backend, bucket, uncached, before.seconds, now)
+        return max(margin_s, beside_s)
 
 
 def _assume(options: list[Option], backends: Sequence[Backend]) -> None:

@@ -4,7 +4,7 @@ A prefill that takes longer than a chat is willing to wait blocks every chat beh
  1. The backend chunks long prefills itself (BackendSpec.chunk_tokens): chats pass them. In a fleet
     of fewer than four nothing else is needed.
  2. One backend is kept clear: a long prefill may not take the last clear backend until another
-    will soon be clear, or until its own patience ends. Of eight or more, several are kept clear if
+    is clear, or until its own patience ends. Of eight or more, several are kept clear if
     the short prompts need them; of four or more that chunk, too. The only backend of a model cannot
     be kept clear: there, only vLLM's `--long-prefill-token-threshold` helps.
 The second applies only while requests of a more urgent bucket flow (`long_s`): for `RECENT_S` after
@@ -13,7 +13,6 @@ each, but not after the first in a while (`LOAD_TIME_S`).
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, inf
-from typing import Final
 
 from forebay.proxy.core.learn.cost import FULL_STEP_TOKENS
 from forebay.proxy.core.learn.decay import LOAD_TIME_S, RECENT_S, DecayedSum
@@ -22,10 +21,6 @@ from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import worked_share
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
-
-OVERLAP_SHARE: Final = 0.4
-"""Share of a chat's patience: this near to clear counts as clear. Doubled: 1 point fewer in time
-next to unshared 120k documents."""
 
 
 class Flow:
@@ -120,11 +115,8 @@ class LongPrefills:
         count = self._clear_count(backend, waiting.bucket, up, now)
         if not count:
             return now
-        # If several are kept clear, another long prefill would at once take the next clear backend.
-        overlap_s = OVERLAP_SHARE * long_s if count == 1 else 0.0
         clear_from = sorted(
-            queue.done_in_at(overlap_s, now) if queue.has_longer(long_s) else now
-            for queue in others
+            queue.ends_at(now) if queue.has_longer(long_s) else now for queue in others
         )
         next_clear_at = clear_from[count - 1]
         if next_clear_at <= now:
@@ -184,19 +176,17 @@ class LongPrefills:
             for flow in flows.values():
                 if now < flow.flowed_at + RECENT_S < least:
                     least = flow.flowed_at + RECENT_S
-        buckets = set()
+        holds = False  # some head may be a long prefill that waits
         for head in heads:
             if not self._hastier[head.bucket]:
                 continue
-            buckets.add(head.bucket)
+            holds = True
             patience_ends = head.arrived_at + self._buckets[head.bucket].patience_s
             if now < patience_ends < least:
                 least = patience_ends
-        for bucket in buckets:
+        if holds and len(self._backends) > 1:  # the only one is never kept clear
             for backend in self._backends.values():
-                overlap_s = OVERLAP_SHARE * self.long_s(bucket, backend, now)
-                at = backend.prefill_queue.done_in_at(overlap_s, now)
-                if now < at < least:
+                if now < (at := backend.prefill_queue.ends_at(now)) < least:
                     least = at
         return least
 

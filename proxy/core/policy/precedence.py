@@ -146,24 +146,6 @@ class Precedence:
         )
         return theirs_s / (1.0 - overtaken)
 
-    def owed_prefill_s(self, backend: Backend, bucket: str, wait_s: float, now: float) -> float:
-        """Return the extra margin for one whole prefill of a bucket that is owed its share.
-
-        Prefills are not preempted. Those longer than its patience are kept away
-        (long_prefills.py).
-        """
-        patience_s, most = self._buckets[bucket].patience_s, 0.0
-        for other in self._buckets.values():
-            queue = backend.queues[other.name]
-            if other.patience_s <= patience_s or queue.late_at() > now + wait_s:
-                continue
-            owed = backend.turns.buckets.owed_s(other.name)
-            owed += wait_s * BUCKETS_SHARE / len(self._buckets)
-            for head in queue.heads():
-                if most < head.work_s <= patience_s and owed >= head.work_s:
-                    most = head.work_s
-        return most
-
     def beside_s(
         self, backend: Backend, bucket: str, uncached_tokens: float, before_s: float, now: float
     ) -> float:

@@ -232,9 +232,6 @@ class Shares:
         self._owed = dict.fromkeys(share, 0.0)
         self.owing = False  # whether any kind is owed something
 
-    def owed_s(self, kind: str) -> float:
-        return self._owed[kind]
-
     def clear(self) -> None:
         """Owe nothing: no request waits."""
         self._owed = dict.fromkeys(self.share, 0.0)

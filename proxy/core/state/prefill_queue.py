@@ -162,13 +162,11 @@ class PrefillQueue:
             return self.silent_ends_at()
         return max(others_at, self.head_since + self.total_s - limit_s)
 
-    def done_in_at(self, limit_s: float, now: float) -> float:
-        """Return when `limit_s` of its predicted work will be left, or inf if that is overdue."""
+    def ends_at(self, now: float) -> float:
+        """Return when its predicted work will end, or inf if that is overdue."""
         own_at = -inf if self.head is None else self.head_since + self.total_s
         done_at = own_at if self.elsewhere is None else max(own_at, self.elsewhere.done_at())
-        if done_at < now and self.backlog_s(now) > limit_s:
-            return inf
-        return max(now, done_at - limit_s)
+        return inf if done_at < now and self.backlog_s(now) > 0.0 else max(now, done_at)
 
     def has_longer(self, than_s: float) -> bool:
         """True if a prefill in the engine takes longer than `than_s`."""

@@ -225,7 +225,7 @@ class TestShares:
         shares.sent("short", 1.0, ("long",))
         assert shares.due("long", 0.3)
         shares.sent("short", 1.0, ())
-        assert shares.owed_s("long") == 0.0
+        assert not shares.due("long", 0.0)
 
 
 class TestFairness:

@@ -62,20 +62,24 @@ def test_a_spike_is_forgotten_within_two_deadlines(make: Make, deadline_s: float
 
 
 @cache
-def at_bias(speed: float, bias: float) -> Played:
+def at_bias(speed: float, bias: float) -> list[Played]:
     """Overload of engines at `speed`, of which the costs are predicted `bias` times too high."""
-    rate = 1.5 * capacity(mix) * speed
-    return play(poisson(mix, [(SECONDS, rate)], seed=3), speeds=(speed, speed), bias=bias)
+    load = [(SECONDS, 1.5 * capacity(mix) * speed)]
+    return [
+        play(poisson(mix, load, seed=seed), speeds=(speed, speed), bias=bias).between(0, SECONDS)
+        for seed in range(4)
+    ]
 
 
 @pytest.mark.parametrize(
     ("speed", "bias"), [(1.0, 2.0), (1.0, 0.5), (0.5, 1.0), (2.0, 1.0), (0.5, 0.5), (2.0, 2.0)]
 )
 def test_costs_predicted_wrong_by_two_either_way(speed: float, bias: float) -> None:
-    right, wrong = (at_bias(speed, b).between(0, SECONDS) for b in (1 / speed, bias))
-    assert wrong.good_s() > 0.9 * right.good_s()
-    assert wrong.late() < 0.05
-    assert wrong.wasted() < 0.05
+    right, wrong = (at_bias(speed, b) for b in (1 / speed, bias))
+    good_s = fmean(played.good_s() for played in right)
+    assert fmean(played.good_s() for played in wrong) > 0.9 * good_s
+    assert fmean(played.late() for played in wrong) < 0.05  # one seed: 0 to 0.06
+    assert fmean(played.wasted() for played in wrong) < 0.05
 
 
 def test_engines_at_half_speed_take_twice_as_long() -> None:

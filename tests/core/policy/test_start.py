@@ -6,7 +6,6 @@ import pytest
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
-from forebay.proxy.core.policy.long_prefills import OVERLAP_SHARE
 from forebay.proxy.core.policy.start import kv_room
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.queue import QueuedRequest
@@ -113,12 +112,11 @@ class TestTheLastClearEngine:
         assert done_at > 2.0  # longer than a chat's patience
         return made, done_at
 
-    def test_a_document_starts_shortly_before_the_other_ends(self) -> None:
+    def test_a_document_starts_when_the_other_should_end(self) -> None:
         made, done_at = self.occupied()
-        ready_at = done_at - OVERLAP_SHARE * CHAT.max_wait_s
         made.finish("chat", 0.5)
-        assert sent(made.wake(ready_at - 0.01)) == {}
-        assert made.wake_at() == pytest.approx(ready_at)
+        assert sent(made.wake(done_at - 0.01)) == {}
+        assert made.wake_at() == pytest.approx(done_at)
         assert list(sent(made.wake(made.wake_at()))) == ["second"]
 
     def test_an_engine_that_has_no_other_beside_it_is_not_kept_clear(self) -> None:
@@ -136,8 +134,8 @@ class TestTheLastClearEngine:
         made, done_at = self.occupied()
         made.finish("chat", 0.5)
         (busy,) = (b for b in made.backends.values() if b.prefills)
-        assert busy.prefill_queue.done_in_at(0.8, done_at) == done_at
-        assert busy.prefill_queue.done_in_at(0.01, done_at + 0.1) == inf
+        assert busy.prefill_queue.ends_at(done_at) == done_at
+        assert busy.prefill_queue.ends_at(done_at + 0.1) == inf
 
 
 class TestTrials:
