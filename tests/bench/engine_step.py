@@ -19,9 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from arena_policies import FOREBAY, MODELS
-from arena_score import CHAT_MOST
 from arena_workloads import ENGINE, at_load
-from guard import CHUNK, TARGET_S, play_rows
+from guard import CHAT_MOST, CHUNK, TARGET_S, play_rows
 from guard_workloads import beside
 
 from forebay.replay.sim.fleet import SimOutcome

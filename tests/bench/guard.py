@@ -43,7 +43,6 @@ sys.path.insert(0, str(Path(__file__).resolve().with_name("cases")))
 
 import numpy as np
 from arena_policies import FOREBAY, MODELS, new_policy
-from arena_score import CHAT_MOST, quantile
 from arena_workloads import ENGINE, Load, Rows
 from case_list import CASES
 from guard_counts import INTERPRETER, available, counts
@@ -64,6 +63,7 @@ from guard_table import (
     write,
 )
 from guard_workloads import KINDS, rows_at_capacity
+from numpy.typing import NDArray
 from paths import RESULTS
 
 from forebay.replay.engine.config import EngineConfig
@@ -79,6 +79,7 @@ QUICK = 400  # requests of a short cell
 CHUNK = 2_048  # --long-prefill-token-threshold
 CASED = ("b2b-saas", "code-gen", "mix-b", "rag-8k")
 CASE_LOADS = (0.95, 1.5)
+CHAT_MOST = 5_000  # prompt tokens of a chat
 TARGET_S = (2.0, 15.0)  # TTFT of chats and of documents: `simulate`'s defaults
 TOKEN_S = 0.1  # of the whole answer's target, for each token
 
@@ -181,6 +182,11 @@ def judged(outcomes: Sequence[SimOutcome]) -> Judged:
         document_p99_s=quantile(ttft_s[served & ~chat], 0.99),
         e2e_p50_s=quantile(e2e_s[~np.isnan(e2e_s)], 0.5),
     )
+
+
+def quantile(values: NDArray[np.float64], share: float) -> float:
+    """Return the quantile by nearest rank, or NaN without requests."""
+    return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else math.nan
 
 
 def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:

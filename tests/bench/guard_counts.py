@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-sys.path.insert(0, str(Path(__file__).resolve().parent / "routers"))
 
 import uvloop
-from load import TOKEN, Broken, Client, chat
-from mock_backend import Backend, token
-from peers import PEERS, Setting
 from ports import free_ports
+from routers.load import TOKEN, Broken, Client, chat
+from routers.mock_backend import Backend, token
+from routers.peers import PEERS, Setting
 
 INTERPRETER = f"Python {platform.python_version()} {platform.machine()}"
 FIGURES = ("small request", "400 KB body", "1,000 tokens", "10,000 simulated requests")

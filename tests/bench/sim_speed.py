@@ -10,14 +10,10 @@ import argparse
 import platform
 import random
 import statistics
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "routers"))
-
-from machine import reference_ms
+from routers.machine import reference_ms
 
 from forebay.proxy.core import shaper
 from forebay.replay.engine.config import EngineConfig

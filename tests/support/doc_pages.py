@@ -34,7 +34,6 @@ BLOCKS: Mapping[str, Maker] = {
     "result tables": results.tables,
     "results in words": results.words,
     "all runs": results.all_runs,
-    "highest loads": results.highest_loads,
     "decisions": decisions,
     "cases": cases_page.cases,
     "commands": partial(cli.cli_pages, examples=False),

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 
-from arena_highest import Record as Search
-from arena_highest import read_records as read_searches
-from arena_highest_page import page
-from arena_page import generated
-from arena_plan import Record, read_records
 from arena_policies import FOREBAY, MODELS
-from arena_results import Entry, groups
 from paths import RESULTS
+from result_lines import markdown_table, read_lines
+from routers.page import generated
+from routers.plan import Record, read_records
+from routers.results import Entry, groups
 
 GROUP = ("sim", 2, "Llama-3-8B", "chat")
 OURS = "forebay"
@@ -51,7 +49,9 @@ BUCKETS = ("chat", "document")
 COMPARABLE = 0.6
 """Of Forebay's share in time. A router with fewer answered only part of the requests, or most of
 them late: its latency stands in the tables, and in no comparison."""
-OVERLOADED = "chats and documents"  # the workload of bench-policies.jsonl.gz
+OVERLOADED = "chats and documents"
+"""The workload of bench-policies.jsonl.gz at twice the capacity, which `tests/bench/policies.py` of
+commit 2d525ee5 measured in virtual time."""
 LEVEL = 0.05  # figures that differ by less count as equal
 LEVEL_POINTS = 0.5  # cases with a smaller difference of requests in time are only named
 THEMES = {
@@ -239,7 +239,7 @@ def problems() -> str:
         f"*The flag* is vLLM's {FLAG}. Each cell: Forebay, then the best other router, in virtual "
         f"time the best model of a router. Two simulated H200 GPUs, {results().dates()}."
     )
-    return "\n".join([*rows, "", about])
+    return f"{markdown_table(('traffic', *SHORT.values()), rows)}\n\n{about}"
 
 
 SCHEDULER_CELL = "2 GPUs, 80%"
@@ -257,11 +257,7 @@ def scheduler() -> str:
     cells = json.loads((RESULTS / "engine-step.json").read_text(encoding="utf-8"))
     models = (cells[key] for m in MODELS if (key := f"{SCHEDULER_CELL}, {m}, flag") in cells)
     best = max(models, key=lambda cell: float(cell["in_time"]))
-    lines = [
-        "| seconds | chats p50 / p90 / p99 | longest pause in an answer, p99 | documents p50 / p99 "
-        "| in time, percent |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for key, label in SCHEDULER_ROWS.items():
         cell = cells[f"{SCHEDULER_CELL}, {key}"] if key else best
         chats, documents = (
@@ -269,13 +265,15 @@ def scheduler() -> str:
             for name in ("chats_s", "documents_s")
         )
         pause, share = cell["pause_s"][0], 100 * cell["in_time"]
-        lines.append(f"| {label} | {chats} | {pause:.2g} | {documents} | {share:.1f} |")
+        rows.append((label, chats, f"{pause:.2g}", documents, f"{share:.1f}"))
+    heads = ("seconds", "chats p50 / p90 / p99", "longest pause in an answer, p99",
+             "documents p50 / p99", "in time, percent")  # fmt: skip
     about = (
         "Virtual time, two simulated H200 GPUs at 80 % load, seeds 0 to 4: chats beside "
         "120,000-token documents, about which five questions each are asked. *The flag* is vLLM's "
         f"{FLAG}. The router is the one of {len(MODELS)} models with the most requests in time."
     )
-    return "\n".join([*lines, "", about])
+    return f"{markdown_table(heads, rows)}\n\n{about}"
 
 
 def scheduler_cases() -> str:
@@ -284,10 +282,7 @@ def scheduler_cases() -> str:
     cells: dict[tuple[str, float], dict[str, dict[str, float]]] = {}
     for row in map(json.loads, text.splitlines()):
         cells.setdefault((row["case"], row["load"]), {})[row["set_up"]] = row
-    lines = [
-        "| case, load | in time, percent | chats' p99 | long prompts' p99 | E2E p50 |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     order = ("class", "flag", "default")
     level = []
     for (case, load), of in sorted(cells.items(), key=lambda c: _lead(c[1])):
@@ -298,12 +293,13 @@ def scheduler_cases() -> str:
             " / ".join("-" if (v := of[name][key]) is None else f"{v:.{places}f}" for name in order)
             for key, places in (("in_time", 1), ("chat_p99", 2), ("long_p99", 1), ("e2e_p50_s", 1))
         ]
-        lines.append(f"| {case} {load:g} | {' | '.join(shown)} |")
+        rows.append((f"{case} {load:g}", *shown))
+    heads = ("case, load", "in time, percent", "chats' p99", "long prompts' p99", "E2E p50")
     named = (
         f"Within {LEVEL_POINTS:g} points of the better of the two, and not 5 % slower than it: "
         f"{', '.join(level)}."
     )
-    return "\n".join([*lines, "", named])
+    return f"{markdown_table(heads, rows)}\n\n{named}"
 
 
 def _lead(of: Mapping[str, Mapping[str, float]]) -> float:
@@ -330,7 +326,7 @@ def _in_time(chunk: int) -> str:
     """Return the shares in time at twice the capacity, ours and the best model's."""
     shares = {
         record["policy"]: _share_of(record["at_2x"])
-        for record in _searches()
+        for record in map(json.loads, read_lines(RESULTS / "bench-policies.jsonl.gz"))
         if (record["workload"], record["chunk"]) == (OVERLOADED, chunk) and record["at_2x"]
     }
     models = [share for policy, share in shares.items() if policy in MODELS]
@@ -368,19 +364,9 @@ def all_runs() -> str:
     return generated(read_records(RESULTS / "bench-routers.jsonl.gz"))
 
 
-def highest_loads() -> str:
-    """The tables of docs/benchmarks/bench-policies.md."""
-    return page(_searches())
-
-
-def _searches() -> list[Search]:
-    return read_searches(RESULTS / "bench-policies.jsonl.gz")
-
-
 def tables() -> str:
     """The table of docs/benchmarks/results.md."""
-    heads = ["traffic", *SHORT.values()]
-    rows = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    rows = []
     for workload, label in WORKLOADS.items():
         cells = [
             f"{seconds(_p99(workload, router, 'chat'))}, "
@@ -388,12 +374,12 @@ def tables() -> str:
             f"{percent(results().mean(workload, router, 'attainment'))}"
             for router in LABELS
         ]
-        rows.append("| " + " | ".join([label, *cells]) + " |")
+        rows.append((label, *cells))
     about = (
         f"Valid runs in each cell: {results().seeds()}, of the same seeds for all routers. Dates: "
         f"{results().dates()}. A dash: not run, or no valid run."
     )
-    return "\n".join([*rows, "", about])
+    return f"{markdown_table(('traffic', *SHORT.values()), rows)}\n\n{about}"
 
 
 def _p99(workload: str, router: str, bucket: str) -> float | None:

@@ -1,7 +1,7 @@
-"""Files of results, one JSON object a line, packed where the name ends with .gz."""
+"""Files of results, one JSON object a line, packed where the name ends with .gz, and tables."""
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -20,9 +20,10 @@ def append_line(path: Path, line: bytes) -> None:
         file.write(_packed(path, line + b"\n"))
 
 
-def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write the file again from its start. Equal lines make equal files."""
-    path.write_bytes(_packed(path, b"".join(line + b"\n" for line in lines)))
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the table as Markdown."""
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _packed(path: Path, data: bytes) -> bytes:

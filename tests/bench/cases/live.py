@@ -21,17 +21,16 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("support", "bench/routers"))
+sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("support", "bench"))
 
 import numpy as np
-from arena_judge import VALID, Signs, judge
-from arena_processes import counters
-from arena_run import late_steps
 from case_list import CASES, Case
 from case_traces import BLOCK, FixedPrompts, Rows
 from kv_models import CONFIGS
 from play import AT_ONCE_S, CHAT_MOST, TARGET_S, Floats, quantile
 from prefix_blocks import play_in_blocks
+from routers.processes import counters
+from routers.run import VALID, Signs, judge, late_steps
 
 from forebay.analysis.demo.processes import Engines, engines, proxy_config, server
 from forebay.analysis.runs.load import load_run

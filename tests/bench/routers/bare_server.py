@@ -8,10 +8,13 @@ decided: the least that any proxy in Python costs.
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import uvloop
 from aiohttp import web
-from mock_backend import WHOLE
+from routers.mock_backend import WHOLE
 
 from forebay.proxy.http1.client.client import Origin, read_all
 

@@ -22,12 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
+sys.path.extend(str(Path(__file__).resolve().parents[2] / part) for part in ("support", "bench"))
+
 import uvloop
-from arena_processes import running
-from bench_proxy import Bench, Figures, mock, pinned, serving
-from machine import reference_ms
-from peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting, environment
 from ports import free_ports
+from result_lines import markdown_table
+from routers.costs import Bench, Figures, mock, pinned, serving
+from routers.machine import reference_ms
+from routers.peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting, environment
+from routers.processes import running
 
 SCALE = 0.1  # of the numbers of requests in `Bench`
 OURS = ("forebay", "forebay compiled")
@@ -122,10 +125,7 @@ def report(found: Mapping[str, list[Figures]]) -> str:
 
 
 def _table(title: str, rows: Mapping[str, Sequence[str]]) -> str:
-    heads = [title, *COSTS.values()]
-    lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    lines += ["| " + " | ".join((name, *cells)) + " |" for name, cells in rows.items()]
-    return "\n".join(lines)
+    return markdown_table((title, *COSTS.values()), [(name, *of) for name, of in rows.items()])
 
 
 def _ratio(key: str, ours: list[Figures], theirs: list[Figures]) -> str:
@@ -138,10 +138,9 @@ def _ratio(key: str, ours: list[Figures], theirs: list[Figures]) -> str:
 
 def report_tails(found: Mapping[str, list[Figures]]) -> str:
     """Each router's medians, and the middle half of the rounds."""
-    lines = ["| small chats at 50/s, ms | " + " | ".join(TAILS.values()) + " |"]
-    lines.append("| --- " * (len(TAILS) + 1) + "|")
+    rows = []
     for name, rounds in found.items():
-        cells = []
+        cells = [name]
         for key in TAILS:
             values = [one[key] for one in rounds if key in one]
             if not values:
@@ -149,8 +148,8 @@ def report_tails(found: Mapping[str, list[Figures]]) -> str:
                 continue
             low, middle, high = quantiles(values, n=4)
             cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(("small chats at 50/s, ms", *TAILS.values()), rows)
 
 
 def main() -> int:

@@ -20,23 +20,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-RESULTS = ROOT / "tests" / "bench" / "results"
-sys.path[:0] = [str(HERE), str(ROOT / "tests" / "support")]
+sys.path.extend(str(Path(__file__).resolve().parents[2] / part) for part in ("support", "bench"))
 
-from arena_contenders import CONTENDERS, install_all  # noqa: E402
-from arena_courses import COURSES  # noqa: E402
-from arena_engines import simulated  # noqa: E402
-from arena_page import generated  # noqa: E402
-from arena_plan import Record, append_record, is_done, next_scale, read_records  # noqa: E402
-from arena_processes import come_first, wait_calm  # noqa: E402
-from arena_run import Run, measure  # noqa: E402
-from arena_traffic import prepare  # noqa: E402
-from machine import reference_ms  # noqa: E402
-from peers import Missing  # noqa: E402
+from paths import RESULTS, ROOT
+from routers.contenders import CONTENDERS, install_all
+from routers.courses import COURSES
+from routers.engines import simulated
+from routers.machine import reference_ms
+from routers.page import generated
+from routers.peers import Missing
+from routers.plan import Record, append_record, is_done, next_scale, read_records
+from routers.processes import come_first, wait_calm
+from routers.run import Run, measure
+from routers.traffic import prepare
 
-from forebay.traces.ground.errors import InputError  # noqa: E402
+from forebay.traces.ground.errors import InputError
 
 MODEL, GPU, ENGINES = "Llama-3-8B", "h200", 2
 ATTEMPTS = 2  # of a run that is invalid

@@ -201,15 +201,17 @@ def _forebay_version() -> str:
     return commit.stdout.strip() or "installed"
 
 
-def _rust(venv: str, policy: str, *launch: str) -> Callable[[Setting], Sequence[str]]:
-    """vllm-router and SMG: one family, one command line."""
+def rust(
+    venv: str, policy: str, launch: Sequence[str] = (), flags: Sequence[str] = ()
+) -> Callable[[Setting], Sequence[str]]:
+    """Return the command of vllm-router or SMG: one family, one command line."""
 
     def command(at: Setting) -> Sequence[str]:
         return [
             _bin(venv, venv), *launch,
             "--worker-urls", *at.urls, "--policy", policy, "--host", "127.0.0.1",
             "--port", str(at.port), "--prometheus-port", str(at.side_port),
-            "--prometheus-host", "127.0.0.1", "--log-level", "error",
+            "--prometheus-host", "127.0.0.1", "--log-level", "error", *flags,
         ]  # fmt: skip
 
     return command
@@ -223,12 +225,12 @@ PEERS = {
         Peer("haproxy", _haproxy, _says("haproxy", "-v")),
         Peer(
             "vllm-router",
-            _rust("vllm-router", "cache_aware"),
+            rust("vllm-router", "cache_aware"),
             pip_version("vllm-router", "vllm-router"),
             "vllm-router==0.1.17",
         ),
         Peer(
-            "smg", _rust("smg", "cache_aware", "launch"), pip_version("smg", "smg"), "smg==1.13.0"
+            "smg", rust("smg", "cache_aware", ["launch"]), pip_version("smg", "smg"), "smg==1.13.0"
         ),
     )
 }

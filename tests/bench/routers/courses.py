@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from arena_traffic import Course
+from routers.traffic import Course
 
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from peers import Missing
+from routers.peers import Missing
 
 START_S = 60.0
 STOP_S = 0.5  # nobody asks it anything any more; SMG would take five seconds

@@ -15,13 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from arena_processes import last_line, running, tree_cpu_s
-from load import Answer, Broken, Client, chat
-from peers import Missing, environment
-
-# For the scripts that import this module, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
-
+from routers.load import Answer, Broken, Client, chat
+from routers.peers import Missing, environment
+from routers.processes import last_line, running, tree_cpu_s
 
 Figures = dict[str, float]
 SMALL, DOCUMENT = 200, 400_000

@@ -1,7 +1,9 @@
 """One run: engines with empty caches, one router in front, one trace; a small record of it.
 
-The record says what was asked for, what came of it, and whether it can be believed. A router that
-does not start gives a record with `error` and no figures.
+The record says what was asked for, what came of it, and whether it is valid: a run in which the
+load generator was late, the simulated engines fell behind their own clock, or the machine had no
+core left measured something else than the router. A router that does not start gives a record with
+`error` and no figures.
 """
 
 import tempfile
@@ -13,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from arena_contenders import Contender, environment
-from arena_engines import Fleet
-from arena_judge import Signs, judge
-from arena_processes import (
+from ports import free_ports
+from routers.contenders import Contender, environment
+from routers.engines import Fleet
+from routers.peers import Missing, Setting
+from routers.processes import (
     ask,
     cores_awake,
     counters,
@@ -26,10 +28,8 @@ from arena_processes import (
     used_ticks,
     wait_answers,
 )
-from arena_samples import summarise
-from arena_traffic import Traffic
-from peers import Missing, Setting
-from ports import free_ports
+from routers.results import summarise
+from routers.traffic import Traffic
 
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.run import RunData
@@ -43,6 +43,9 @@ from forebay.traces.ground.errors import InputError
 
 DRAIN_S = 150.0  # seconds of the run after the last arrival; who is not done by then has failed
 LAG = "forebay_engine_step_lag_seconds"
+VALID, INVALID = "valid", "invalid"
+LATE_SHARE = 0.01  # as of the replay's own verdict: one in a hundred may be late
+BUSY_SHARE = 0.97  # of all cores over the whole run
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def measure(run: Run, keep: Path | None) -> dict[str, Any]:
         keep: where the run folder goes (as of `forebay replay`); None throws it away.
     """
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="forebay-arena-") as name:
+    with tempfile.TemporaryDirectory(prefix="forebay-routers-") as name:
         folder = Path(name)
         try:
             found = _measured(run, folder, keep or folder / "run")
@@ -140,6 +143,36 @@ def _measured(run: Run, folder: Path, out: Path) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Signs of a bottleneck.
+
+    Attributes:
+        replay: the replay's verdict and its reason.
+        late_steps: share of engine steps later than can decide a target.
+        busy: share of all cores used, by anything, while the run went on.
+    """
+
+    replay: str
+    reason: str
+    late_steps: float
+    busy: float
+
+
+def judge(signs: Signs) -> tuple[str, str]:
+    """`valid` or `invalid`, and why."""
+    if signs.replay != "valid":
+        return INVALID, f"load generator ({signs.replay}): {signs.reason}"
+    if signs.late_steps > LATE_SHARE:
+        return INVALID, (
+            f"engines: {signs.late_steps:.1%} of their steps ended late by their own clock; lower "
+            "the time scale"
+        )
+    if signs.busy > BUSY_SHARE:
+        return INVALID, f"machine: {signs.busy:.0%} of all cores were busy"
+    return VALID, signs.reason
+
+
 def late_steps(deltas: Sequence[Mapping[str, float]], limit_s: float) -> float:
     """Share of the engines' steps that were later than the bucket bound next above `limit_s`."""
     bounds = sorted(
@@ -157,16 +190,7 @@ def _figures(
     values = summary.values
     prompt = [delta["vllm:prompt_tokens_total"] for delta in deltas]
     cached = [delta.get("vllm:prefix_cache_hits_total", 0.0) for delta in deltas]
-    stalls = run.numbers["stall_s"]
-    ttft: dict[str, Any] = {}
-    stall_ms: dict[str, float | None] = {}
-    for bucket in run.buckets():
-        answered = run.rows(bucket, "ok")
-        samples = run.numbers["ttft_response_s"][answered]
-        ttft[bucket] = summarise(samples, int(run.rows(bucket).sum()))
-        gaps = stalls[answered]
-        gaps = gaps[np.isfinite(gaps)]
-        stall_ms[bucket] = round(float(gaps.max()) * 1e3, 1) if len(gaps) else None
+    ttft_s = run.numbers["ttft_response_s"]
     return {
         "requests": values["requests"],
         "completed": values["completed"],
@@ -179,11 +203,12 @@ def _figures(
         },
         "hit_ratio": _rounded(sum(cached) / sum(prompt)) if sum(prompt) else None,
         "prompt_tokens": [round(one) for one in prompt],
-        "imbalance": _rounded(max(prompt) / min(prompt)) if min(prompt) > 0 else None,
         "rejected": values["rejected"],
         "failed": values["failed"],
-        "ttft": ttft,
-        "worst_stall_ms": stall_ms,
+        "ttft": {
+            bucket: summarise(ttft_s[run.rows(bucket, "ok")], int(run.rows(bucket).sum()))
+            for bucket in run.buckets()
+        },
         "ended": summary.ended,
     }
 

@@ -1,6 +1,6 @@
 """The results as Markdown: each workload's figures and rejections.
 
-Every number comes from `arena_results`. A router without figures is there with the reason.
+Every number comes from `routers.results`. A router without figures is there with the reason.
 """
 
 import math
@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from arena_contenders import CONTENDERS
-from arena_courses import COURSES
-from arena_plan import Record
-from arena_results import Entry, Estimate, Group, groups
+from result_lines import markdown_table
+from routers.contenders import CONTENDERS
+from routers.courses import COURSES
+from routers.plan import Record
+from routers.results import Entry, Estimate, Group, groups
 
 from forebay.analysis.statistics.units import NEVER, NONE
 
@@ -29,8 +30,9 @@ def generated(records: Sequence[Record]) -> str:
         for workload in _by_place([entry.workload for entry in entries], COURSES):
             of = {entry.router: entry for entry in entries if entry.workload == workload}
             ranked = [of[name] for name in _by_place(list(of), CONTENDERS)]
-            rows = [HEADS, *map(_cells, ranked)]
-            parts.append(f"### {workload}\n\n{_about(ranked)}\n\n{_markdown(rows)}\n")
+            rows = [[cell.replace("|", "\\|") for cell in _cells(entry)] for entry in ranked]
+            table = markdown_table(HEADS, rows)
+            parts.append(f"### {workload}\n\n{_about(ranked)}\n\n{table}\n")
     return "\n".join(parts).strip("\n") if parts else "No results yet."
 
 
@@ -132,12 +134,6 @@ def _about(entries: Sequence[Entry]) -> str:
         f"{about[:1].upper()}{about[1:]}. Targets: {slos}. One infinite cache for all engines "
         f"would hit {ideal:.3f}."
     )
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *rest = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rest)])
 
 
 def _by_place(names: Sequence[str], known: Iterable[str]) -> list[str]:

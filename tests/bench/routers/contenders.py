@@ -8,12 +8,12 @@ router alike.
 import hashlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import peers
 import yaml
-from peers import Missing, Peer, Setting
+from routers import peers
+from routers.peers import Missing, Peer, Setting
 
 from forebay.analysis.demo.processes import proxy_config
 
@@ -21,6 +21,7 @@ DIRECT = "direct"
 PER_ENGINE = 64  # requests at once on one engine, wherever a router can be told
 QUEUE_S = 15.0  # longest wait in a router's own queue: the first-token target of a document
 CHAT_QUEUE_S = 2.0  # and that of a chat
+QUICK_START = ("--worker-startup-check-interval", "1")
 LONG_BYTES = 20_000  # 5,000 tokens: where documents begin
 
 
@@ -117,30 +118,6 @@ def _forebay_version() -> str:
     return f"sources {digest.hexdigest()[:8]}"
 
 
-def _rust(program: Sequence[str], policy: str, *flags: str) -> Callable[[Setting], Sequence[str]]:
-    def command(at: Setting) -> Sequence[str]:
-        return [
-            *program, "--worker-urls", *at.urls, "--policy", policy, "--host", "127.0.0.1",
-            "--port", str(at.port), "--prometheus-port", str(at.side_port),
-            "--prometheus-host", "127.0.0.1", "--log-level", "error",
-            "--worker-startup-check-interval", "1", *flags,
-        ]  # fmt: skip
-
-    return command
-
-
-def _vllm_router(policy: str) -> Peer:
-    program = [str(peers.VENVS / "vllm-router" / "bin" / "vllm-router")]
-    known = peers.PEERS["vllm-router"]
-    return replace(known, name=f"vllm-router {policy}", command=_rust(program, policy))
-
-
-def _smg(policy: str, *flags: str) -> Peer:
-    program = [str(peers.VENVS / "smg" / "bin" / "smg"), "launch"]
-    quiet = ("--load-monitor-interval", "1", "--backend", "vllm", *flags)
-    return replace(peers.PEERS["smg"], name=f"smg {policy}", command=_rust(program, policy, *quiet))
-
-
 def _listed() -> Sequence[Contender]:
     known = peers.PEERS
     return (
@@ -152,7 +129,11 @@ def _listed() -> Sequence[Contender]:
         Contender(DIRECT, None, "the client asks the engines in turn"),
         Contender(
             "smg cache_aware",
-            _smg("cache_aware", "--worker-overload-shed", "--max-concurrent-requests", "0"),
+            replace(known["smg"], command=peers.rust(
+                "smg", "cache_aware", ["launch"],
+                [*QUICK_START, "--load-monitor-interval", "1", "--backend", "vllm",
+                 "--worker-overload-shed", "--max-concurrent-requests", "0"],
+            )),
             "radix tree of characters, spill by load, engines' queues polled every second, 503 "
             "when all of them are overloaded",
         ),
@@ -166,7 +147,9 @@ def _listed() -> Sequence[Contender]:
             f"{QUEUE_S:g} s in the queue, the others {PER_ENGINE // 2} and {CHAT_QUEUE_S:g} s",
         ),
         Contender(
-            "vllm-router cache_aware", _vllm_router("cache_aware"),
+            "vllm-router cache_aware",
+            replace(known["vllm-router"],
+                    command=peers.rust("vllm-router", "cache_aware", flags=QUICK_START)),
             "defaults; a chat request without a session header has no key of its own for it",
         ),
     )  # fmt: skip

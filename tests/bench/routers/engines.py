@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from arena_processes import running, wait_healthy
 from ports import free_ports
+from routers.processes import running, wait_healthy
 
 from forebay.replay.engine.vllm_versions import NEWEST
 
