@@ -3,7 +3,6 @@
 No file may grow in these processes, which is what they see of a full disk.
 """
 
-import asyncio
 import resource
 import subprocess
 import sys
@@ -82,7 +81,8 @@ def test_a_search_on_a_full_disk_goes_on_later(made: Path, tmp_path: Path) -> No
     assert kept.splitlines()[0] in (out / "trials.jsonl").read_bytes().splitlines()
 
 
-def test_a_server_runs_on_when_its_log_is_full(
+@pytest.mark.real_time
+async def test_a_server_runs_on_when_its_log_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that nobody reads from would stop as soon as the pipe to us is full."""
@@ -100,9 +100,6 @@ def test_a_server_runs_on_when_its_log_is_full(
 
     monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
 
-    async def start() -> None:
-        words = ["engine", "--model", "llama-3-8b", "--gpu", "h200", "--port", "0"]
-        async with processes.server(words, tmp_path / "engine.log") as url:
-            assert url.startswith("http://127.0.0.1:")
-
-    asyncio.run(start())
+    words = ["engine", "--model", "llama-3-8b", "--gpu", "h200", "--port", "0"]
+    async with processes.server(words, tmp_path / "engine.log") as url:
+        assert url.startswith("http://127.0.0.1:")

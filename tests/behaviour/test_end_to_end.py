@@ -14,7 +14,7 @@ from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals
-from forebay.replay.runner import Summary, replay
+from forebay.replay.runner import replay
 from forebay.replay.send.pacer import Pacer
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.hlog import read_hlog
@@ -177,14 +177,11 @@ def test_a_burst_is_sent_at_once(tmp_path: Path) -> None:
     assert server.arrived_s == pytest.approx([0.0] * 300, abs=1e-6)
 
 
-def test_several_targets_take_turns(tmp_path: Path) -> None:
-    async def main() -> tuple[Summary, Server, Server]:
-        async with serve() as one, serve() as two:
-            trace = rows(10)
-            asked = ReplayOptions(trace, [one.url, two.url + "/v1/"], tmp_path / "run", quiet=True)
-            return await replay(asked), one, two
-
-    summary, one, two = run(main())
+async def test_several_targets_take_turns(tmp_path: Path) -> None:
+    async with serve() as one, serve() as two:
+        trace = rows(10)
+        asked = ReplayOptions(trace, [one.url, two.url + "/v1/"], tmp_path / "run", quiet=True)
+        summary, one, two = await replay(asked), one, two
     assert [headers["x-request-id"].split("-")[1] for headers in one.headers] == list("02468")
     assert [headers["x-request-id"].split("-")[1] for headers in two.headers] == list("13579")
     assert list(summary.values["prompt_tokens_per_backend"].values()) == [160, 160]
@@ -314,18 +311,15 @@ def test_a_drain_is_bounded(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_input(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+async def test_bad_input(tmp_path: Path, options: dict[str, Any], says: str) -> None:
     out = tmp_path / "run"
 
-    async def main() -> Server:
-        async with serve() as server:
-            asked = ReplayOptions(rows(3), [server.url], out, quiet=True)
-            with pytest.raises(InputError, match=says) as error:
-                await replay(replace(asked, **options))
-            assert "\n" not in str(error.value)
-            return server
-
-    assert run(main()).bodies == []
+    async with serve() as server:
+        asked = ReplayOptions(rows(3), [server.url], out, quiet=True)
+        with pytest.raises(InputError, match=says) as error:
+            await replay(replace(asked, **options))
+        assert "\n" not in str(error.value)
+        assert server.bodies == []
     assert not out.exists()
 
 

@@ -23,50 +23,48 @@ pytestmark = [
 ]
 
 
-def test_requests_throughout_a_rolling_restart(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_requests_throughout_a_rolling_restart(tmp_path: Path) -> None:
     """Kept connections and new ones, streams and whole answers, three restarts: none fails."""
 
-    async def main() -> Counter[str]:
-        counts: Counter[str] = Counter()
-        over = asyncio.Event()
-        (port,) = free_ports(1)
-        path = tmp_path / "proxy.yaml"
-        async with RawBackend(slowly).running() as backend, proxies(path) as all_:
+    counts: Counter[str] = Counter()
+    over = asyncio.Event()
+    (port,) = free_ports(1)
+    path = tmp_path / "proxy.yaml"
+    async with RawBackend(slowly).running() as backend, proxies(path) as all_:
 
-            def configure() -> None:
-                write(
-                    path,
-                    backend.url,
-                    # The admin port differs, so that we can ask the right one whether it is ready.
-                    listen={"port": port, "admin_port": 0, "reuse_port": True},
-                    # Other tests may keep the machine busy: we, or our backend, may answer late.
-                    timeouts={"drain": "20s", "lame_duck": "20s"},
-                    health={"timeout": "30s"},
-                    limits=SHARED_LOOP,
-                )
+        def configure() -> None:
+            write(
+                path,
+                backend.url,
+                # The admin port differs, so that we can ask the right one whether it is ready.
+                listen={"port": port, "admin_port": 0, "reuse_port": True},
+                # Other tests may keep the machine busy: we, or our backend, may answer late.
+                timeouts={"drain": "20s", "lame_duck": "20s"},
+                health={"timeout": "30s"},
+                limits=SHARED_LOOP,
+            )
 
-            configure()
-            process, url, admin = await all_.start()
+        configure()
+        process, url, admin = await all_.start()
+        await ready(admin)
+        clients = [
+            asyncio.create_task(client(url, kind, over, counts))
+            for kind in ("kept", "new", "stream", "kept", "new")
+        ]
+        for _ in range(3):
+            old = process
+            process, _, admin = await all_.start()
             await ready(admin)
-            clients = [
-                asyncio.create_task(client(url, kind, over, counts))
-                for kind in ("kept", "new", "stream", "kept", "new")
-            ]
-            for _ in range(3):
-                old = process
-                process, _, admin = await all_.start()
-                await ready(admin)
-                before = counts["done"]
-                old.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(old.wait(), 60) == 0
-                assert counts["done"] > before
-                counts["restarts"] += 1
-            over.set()
-            await asyncio.gather(*clients)
-            assert process.returncode is None
-        return counts
-
-    counts = asyncio.run(main())
+            before = counts["done"]
+            old.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(old.wait(), 60) == 0
+            assert counts["done"] > before
+            counts["restarts"] += 1
+        over.set()
+        await asyncio.gather(*clients)
+        assert process.returncode is None
+    counts = counts
     print(dict(counts))
     assert counts["restarts"] == 3
     assert {name for name in counts if name not in ("done", "restarts")} == set()

@@ -161,12 +161,10 @@ async def test_the_proxy_refuses_what_vllm_refuses(vllm: str) -> None:
             assert 400 <= status < 500, (name, code, status, said[:300])
 
 
-def test_every_refusal_has_a_body_or_a_reason() -> None:
-    async def main() -> set[str]:
-        async with on_stage(None, buckets=BUCKETS) as (on, (backend,)):
-            return {await refusal(on, backend, path, body) for path, body in BODIES.values()}
-
-    met = asyncio.run(main())
+@pytest.mark.real_time
+async def test_every_refusal_has_a_body_or_a_reason() -> None:
+    async with on_stage(None, buckets=BUCKETS) as (on, (backend,)):
+        met = {await refusal(on, backend, path, body) for path, body in BODIES.values()}
     assert met >= {"", "invalid_json", "invalid_type", "too_many_items", "repeated_key"}
     page = (
         (ROOT / "docs" / "reference" / "http.md").read_text("utf-8").partition("## Error codes")[2]

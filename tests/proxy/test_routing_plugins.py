@@ -1,6 +1,5 @@
 """Routing policies of other people: the same function in the simulator and in the live proxy."""
 
-import asyncio
 import re
 import shutil
 import subprocess
@@ -129,16 +128,14 @@ async def test_the_example_routes_in_the_live_proxy(
         assert (len(one.calls), len(two.calls)) == (4, 0)
 
 
-def test_a_failing_policy_costs_no_request_and_is_logged_once(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_failing_policy_costs_no_request_and_is_logged_once(tmp_path: Path) -> None:
     policy = written(tmp_path, "def choose(request, engines, now):\n    return engines[7]\n")
 
-    async def play() -> Said:
-        async with on_stage(by_request, routing=policy) as (on, _):
-            for _ in range(3):
-                assert await on.status() == 200
-            return on.said
-
-    said = asyncio.run(play())
+    async with on_stage(by_request, routing=policy) as (on, _):
+        for _ in range(3):
+            assert await on.status() == 200
+        said = on.said
     (line,) = [m for m, e in zip(said, said.events, strict=True) if e[0] is LogEvent.ROUTING_FAILED]
     assert "IndexError: tuple index out of range (policy.py, line 2)" in line
     assert "the default policy decides" in line

@@ -23,7 +23,6 @@ from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
 from forebay.replay.cli import app
 from forebay.replay.clock.clock import Clock
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.results.progress import PRINTED_EVERY_S, describe, print_progress
 from forebay.replay.results.recorder import Live
 from forebay.traces.ground.schema import TraceRequest
@@ -228,15 +227,12 @@ def test_the_progress_line() -> None:
     assert "TTFT p50 25" in line
 
 
-def test_progress_without_a_terminal_is_a_line_from_time_to_time(
+async def test_progress_without_a_terminal_is_a_line_from_time_to_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def wait() -> None:
-        live = Live(sent=3)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(print_progress(live, 9, Clock(2.0)), 2.5 * PRINTED_EVERY_S)
-
-    run(wait())
+    live = Live(sent=3)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(print_progress(live, 9, Clock(2.0)), 2.5 * PRINTED_EVERY_S)
     lines = capsys.readouterr().err.splitlines()
     assert [line.strip().split("  ")[0] for line in lines] == ["20.0 s", "40.0 s"]
     assert all("sent 3/9" in line for line in lines)

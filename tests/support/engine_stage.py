@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import wire
 
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.kv_events import KvEvents
@@ -47,28 +47,22 @@ class Cache:
         return self.events.take()
 
 
-def on_server(
-    scene: Callable[[RunningEngine, Client], Awaitable[Any]],
-    fault: str | None = None,
-    options: ServerOptions | None = None,
-    **engine: Any,
-) -> Any:
-    """`scene` in virtual time with a server set up as the recorded server was."""
-
-    async def main() -> Any:
-        settings = {"max_model_len": 16_384, "block_size": 32, "enable_request_id_headers": True}
-        config = EngineConfig(served_model_name="tiny", seed=1, **{**settings, **engine})
-        chosen = parse_fault(fault) if fault else None
-        tracking = options or ServerOptions(
-            enable_server_load_tracking=True, enable_prompt_tokens_details=True
-        )
-        async with (
-            start_engine(config, fault=chosen, options=tracking) as server,
-            Client(server.url) as client,
-        ):
-            return await scene(server, client)
-
-    return run(main())
+@asynccontextmanager
+async def on_server(
+    fault: str | None = None, options: ServerOptions | None = None, **engine: Any
+) -> AsyncIterator[tuple[RunningEngine, Client]]:
+    """A server set up as the recorded server was, and its client."""
+    settings = {"max_model_len": 16_384, "block_size": 32, "enable_request_id_headers": True}
+    config = EngineConfig(served_model_name="tiny", seed=1, **{**settings, **engine})
+    chosen = parse_fault(fault) if fault else None
+    tracking = options or ServerOptions(
+        enable_server_load_tracking=True, enable_prompt_tokens_details=True
+    )
+    async with (
+        start_engine(config, fault=chosen, options=tracking) as server,
+        Client(server.url) as client,
+    ):
+        yield server, client
 
 
 def post(path: str, body: Json, **headers: str) -> wire.Question:

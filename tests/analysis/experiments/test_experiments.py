@@ -172,20 +172,17 @@ def test_decode_of_phi_is_bound_by_overhead_at_batch_1(tmp_path: Path) -> None:
     assert last["tpot_s"] > last["steady_itl_s"] > first["steady_itl_s"]  # prefills are in TPOT
 
 
-def test_a_study_over_http_counts_what_the_server_counts() -> None:
-    async def live() -> None:
-        config = EngineConfig("llama-3-8b", "h200")
-        async with start_engine(config) as server, open_target(server.url) as target:
-            assert target.about.model is not None
-            assert target.about.context == config.context
-            first, second = await target.run([Ask("a", 2_000, 12), Ask("b", 300, 5, 0.5)])
-            assert (first.prompt_tokens, len(first.events_s)) == (2_000, 12)
-            assert (second.prompt_tokens, len(second.events_s)) == (300, 5)
-            assert second.events_s[0] > 0.5
-            (again,) = await target.run([Ask("a", 2_000, 1)])
-            assert again.cached_tokens == 0  # a prompt is never repeated
-
-    run(live())
+async def test_a_study_over_http_counts_what_the_server_counts() -> None:
+    config = EngineConfig("llama-3-8b", "h200")
+    async with start_engine(config) as server, open_target(server.url) as target:
+        assert target.about.model is not None
+        assert target.about.context == config.context
+        first, second = await target.run([Ask("a", 2_000, 12), Ask("b", 300, 5, 0.5)])
+        assert (first.prompt_tokens, len(first.events_s)) == (2_000, 12)
+        assert (second.prompt_tokens, len(second.events_s)) == (300, 5)
+        assert second.events_s[0] > 0.5
+        (again,) = await target.run([Ask("a", 2_000, 1)])
+        assert again.cached_tokens == 0  # a prompt is never repeated
 
 
 @pytest.mark.parametrize("held", ["results.json", "results.csv", "plot.svg", "runs/a/run.json"])

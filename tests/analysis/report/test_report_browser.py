@@ -35,31 +35,29 @@ async def opened(url: str, profile: Path) -> tuple[str, list[str]]:
     return dom.decode(), console
 
 
-def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
     dead = f"http://127.0.0.1:{free_ports(1)[0]}"
 
-    async def main() -> None:
-        async with (
-            RawBackend().running() as backend,
-            stage(
-                [backend.url],
-                backends=[{"name": "gpu0", "url": backend.url}, {"name": "gpu1", "url": dead}],
-                mode="observe",
-            ) as on,
-        ):
-            async with on.post() as answer:
-                assert answer.status == 200
-            page, console = await opened(on.proxy.admin_url + "/", tmp_path / "profile")
-        assert console == []
-        text = re.sub(r' (?:data-label|title)="[^"]*"', "", page)
-        assert '<td class="up">gpu0</td><td>0 / 640</td>' in text
-        assert '<td class="down">gpu1, down</td>' in text
-        assert re.search(r"<li>gpu1 is down for \d+ s: no connection</li>", text)
-        assert "<li>the proxy only observes: it queues and rejects nothing</li>" in text
-        assert "ready · 0 active" in text
-        assert re.search(r"<td>chat</td><td>[\d.]+</td>(<td>[^<]*</td>){2}<td>", text)
-
-    asyncio.run(main())
+    async with (
+        RawBackend().running() as backend,
+        stage(
+            [backend.url],
+            backends=[{"name": "gpu0", "url": backend.url}, {"name": "gpu1", "url": dead}],
+            mode="observe",
+        ) as on,
+    ):
+        async with on.post() as answer:
+            assert answer.status == 200
+        page, console = await opened(on.proxy.admin_url + "/", tmp_path / "profile")
+    assert console == []
+    text = re.sub(r' (?:data-label|title)="[^"]*"', "", page)
+    assert '<td class="up">gpu0</td><td>0 / 640</td>' in text
+    assert '<td class="down">gpu1, down</td>' in text
+    assert re.search(r"<li>gpu1 is down for \d+ s: no connection</li>", text)
+    assert "<li>the proxy only observes: it queues and rejects nothing</li>" in text
+    assert "ready · 0 active" in text
+    assert re.search(r"<td>chat</td><td>[\d.]+</td>(<td>[^<]*</td>){2}<td>", text)
 
 
 def test_the_reports_own_script_is_let_through_and_no_other(tmp_path: Path) -> None:

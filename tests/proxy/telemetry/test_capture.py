@@ -225,21 +225,19 @@ class Full(io.BytesIO):
     ("file", "most_bytes", "why", "written"),
     [(Full(), 1e9, "No space left", 0), (io.BytesIO(), 250, "capture.max_size", 1)],
 )
-def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
+@pytest.mark.real_time
+async def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
     file: io.BytesIO, most_bytes: float, why: str, written: int
 ) -> None:
     said = Said()
 
-    async def main() -> Capture:
-        capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said)
-        for number in range(3):
-            one = record(number)
-            capture.started(one)
-            capture.finished(one)
-        capture.close()
-        return capture
-
-    capture = asyncio.run(main())
+    capture = Capture(rows(), Path("x.jsonl"), file, most_bytes, said)
+    for number in range(3):
+        one = record(number)
+        capture.started(one)
+        capture.finished(one)
+    capture.close()
+    capture = capture
     assert (capture.written, capture.written + capture.dropped) == (written, 3)
     [line] = said
     assert line.startswith("capture: x.jsonl stopped: ")

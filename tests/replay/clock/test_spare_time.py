@@ -6,7 +6,6 @@ import pytest
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
-from forebay.replay.clock.virtual_loop import run
 
 
 async def taken_at(spare: SpareTime, clock: Clock, turns: int = 1) -> list[float]:
@@ -27,40 +26,31 @@ async def taken_at(spare: SpareTime, clock: Clock, turns: int = 1) -> list[float
         (0.1, [0.0003], 0.0003),
     ],
 )
-def test_a_step_is_taken_at_a_read_that_is_far_from_sends(
+async def test_a_step_is_taken_at_a_read_that_is_far_from_sends(
     due_s: float, reads_s: list[float], taken_s: float
 ) -> None:
-    async def main() -> list[float]:
-        clock = Clock()
-        spare = SpareTime(clock)
-        spare.wait(due_s, due_s)
-        for read_s in reads_s:
-            asyncio.get_running_loop().call_later(read_s, spare.offer, read_s)
-        return await taken_at(spare, clock)
-
-    assert run(main()) == pytest.approx([taken_s])
+    clock = Clock()
+    spare = SpareTime(clock)
+    spare.wait(due_s, due_s)
+    for read_s in reads_s:
+        asyncio.get_running_loop().call_later(read_s, spare.offer, read_s)
+    assert await taken_at(spare, clock) == pytest.approx([taken_s])
 
 
-def test_steps_are_taken_in_a_row_where_nothing_is_due() -> None:
-    async def main() -> list[float]:
-        clock = Clock()
-        return await taken_at(SpareTime(clock), clock, turns=100)
-
-    assert run(main()) == [0.0] * 100
+async def test_steps_are_taken_in_a_row_where_nothing_is_due() -> None:
+    clock = Clock()
+    assert await taken_at(SpareTime(clock), clock, turns=100) == [0.0] * 100
 
 
-def test_a_caller_that_was_cancelled_takes_no_turn_from_another() -> None:
-    async def main() -> bool:
-        clock = Clock()
-        spare = SpareTime(clock)
-        spare.wait(0.001, 0.001)
-        first, second = (asyncio.ensure_future(spare.turn()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.sleep(0.0005)
-        spare.offer(0.0005)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return second.done()
-
-    assert run(main())
+async def test_a_caller_that_was_cancelled_takes_no_turn_from_another() -> None:
+    clock = Clock()
+    spare = SpareTime(clock)
+    spare.wait(0.001, 0.001)
+    first, second = (asyncio.ensure_future(spare.turn()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0.0005)
+    spare.offer(0.0005)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert second.done()

@@ -30,9 +30,9 @@ from vllm_server import (
 )
 from vllm_stage import body_of, ended_amid_answers, failures, running, until, waits, words
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import kernel_table
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server.server import RunningEngine
 from forebay.replay.engine.timing.step_constants import (
     Calibration,
     CalibrationFile,
@@ -117,37 +117,35 @@ def test_both_count_and_cache_alike(vllm: str) -> None:
         async with aiohttp.ClientSession() as client:
             return await conversation(client, vllm)
 
-    async def simulated(server: RunningEngine, client: Client) -> list[Usage]:
-        return await conversation(client, "")
+    async def simulated() -> list[Usage]:
+        async with on_server(block_size=BLOCK_SIZE, num_gpu_blocks_override=BLOCKS) as (_, client):
+            return await conversation(client, "")
 
-    theirs = asyncio.run(real())
-    ours = on_server(simulated, block_size=BLOCK_SIZE, num_gpu_blocks_override=BLOCKS)
+    theirs, ours = asyncio.run(real()), run(simulated())
     assert ours == theirs
     assert theirs[-1]["cached_tokens"] == 640
     assert any(0 < one["cached_tokens"] < 992 for one in theirs)
 
 
-def test_the_proxy_in_front_of_a_real_server(vllm: str) -> None:
+@pytest.mark.real_time
+async def test_the_proxy_in_front_of_a_real_server(vllm: str) -> None:
     """Same counts as without it, streamed or not, and nothing held afterwards."""
 
-    async def main() -> None:
-        async with stage([vllm]) as scene:
-            for chat in (False, True):
-                for stream in (False, True):
-                    body = body_of(words(f"proxy {chat} {stream}", 100), chat=chat)
-                    first = await usage_of(scene.client, scene.url, body, stream=stream)
-                    again = await usage_of(scene.client, scene.url, body, stream=stream)
-                    direct = await usage_of(scene.client, vllm, body, stream=stream)
-                    assert again == direct
-                    assert (first["cached_tokens"], again["cached_tokens"]) == (0, 96)
-            long = body_of(words("too long", CONTEXT + 1), chat=False)
-            for url in (scene.url, vllm):
-                async with scene.client.post(url + "/v1/completions", json=long) as refused:
-                    assert refused.status == 400
-                    assert "maximum context length" in await refused.text()
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
+    async with stage([vllm]) as scene:
+        for chat in (False, True):
+            for stream in (False, True):
+                body = body_of(words(f"proxy {chat} {stream}", 100), chat=chat)
+                first = await usage_of(scene.client, scene.url, body, stream=stream)
+                again = await usage_of(scene.client, scene.url, body, stream=stream)
+                direct = await usage_of(scene.client, vllm, body, stream=stream)
+                assert again == direct
+                assert (first["cached_tokens"], again["cached_tokens"]) == (0, 96)
+        long = body_of(words("too long", CONTEXT + 1), chat=False)
+        for url in (scene.url, vllm):
+            async with scene.client.post(url + "/v1/completions", json=long) as refused:
+                assert refused.status == 400
+                assert "maximum context length" in await refused.text()
+        scene.assert_nothing_held()
 
 
 async def typed_answer(client: Client, url: str, body: dict[str, Any]) -> tuple[list[str], Usage]:
@@ -166,7 +164,8 @@ async def typed_answer(client: Client, url: str, body: dict[str, Any]) -> tuple[
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", ["responses", "messages"])
-def test_the_newer_apis_through_the_proxy(vllm: str, api: str, stream: bool) -> None:
+@pytest.mark.real_time
+async def test_the_newer_apis_through_the_proxy(vllm: str, api: str, stream: bool) -> None:
     """Same events and counts as without it; the policy learns what is cached."""
     text = words(f"{api} {stream}", 300)
     body: dict[str, Any] = {"model": "tiny", "stream": stream, "temperature": 0}
@@ -175,21 +174,18 @@ def test_the_newer_apis_through_the_proxy(vllm: str, api: str, stream: bool) -> 
     else:
         body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 5}
 
-    async def main() -> None:
-        async with stage([vllm]) as scene:
-            await typed_answer(scene.client, scene.url, body)
-            through = await typed_answer(scene.client, scene.url, body)
-            assert through == await typed_answer(scene.client, vllm, body)
-            kinds, usage = through
-            assert kinds[-1] == (("response.completed" if api == "responses" else "message_stop")
-                                 if stream else "whole")  # fmt: skip
-            details = usage.get("input_tokens_details") or {}
-            cached = details.get("cached_tokens") or usage.get("cache_read_input_tokens")
-            assert cached is not None
-            assert cached >= 256
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
+    async with stage([vllm]) as scene:
+        await typed_answer(scene.client, scene.url, body)
+        through = await typed_answer(scene.client, scene.url, body)
+        assert through == await typed_answer(scene.client, vllm, body)
+        kinds, usage = through
+        assert kinds[-1] == (("response.completed" if api == "responses" else "message_stop")
+                             if stream else "whole")  # fmt: skip
+        details = usage.get("input_tokens_details") or {}
+        cached = details.get("cached_tokens") or usage.get("cache_read_input_tokens")
+        assert cached is not None
+        assert cached >= 256
+        scene.assert_nothing_held()
 
 
 BATCH, HEAVY, LIGHT, URGENT = (
@@ -242,17 +238,15 @@ def test_what_the_proxy_puts_first_goes_first_in_the_server(
     assert ended == (in_order if policy == "priority" else asked)
 
 
-def test_an_abandoned_stream_leaves_the_real_server_idle(vllm: str) -> None:
-    async def main() -> None:
-        async with stage([vllm]) as scene:
-            body = {**body_of(words("abandoned", 40), chat=False, output=8_000), "stream": True}
-            async with scene.post(body) as response:
-                await response.content.readline()
-            while await running(scene.client, vllm):  # noqa: ASYNC110 - a process, no event
-                await asyncio.sleep(0.05)
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_an_abandoned_stream_leaves_the_real_server_idle(vllm: str) -> None:
+    async with stage([vllm]) as scene:
+        body = {**body_of(words("abandoned", 40), chat=False, output=8_000), "stream": True}
+        async with scene.post(body) as response:
+            await response.content.readline()
+        while await running(scene.client, vllm):  # noqa: ASYNC110 - a process, no event
+            await asyncio.sleep(0.05)
+        scene.assert_nothing_held()
 
 
 def run_forebay(*command: str) -> subprocess.CompletedProcess[str]:
@@ -427,8 +421,10 @@ def test_a_chat_waits_in_the_api_server_behind_texts_as_simulated(
         async with aiohttp.ClientSession() as client:
             return await waits_behind_texts(client, url, time.perf_counter)
 
-    async def simulated(engine: RunningEngine, client: Client) -> Waits:
-        return await waits_behind_texts(client, "", engine.loop.now)
+    async def simulated() -> Waits:
+        setup = {"model": str(model / "config.json"), "gpu": str(gpu), "calibration": file}
+        async with on_server(None, None, **setup, **LONG_FLAGS) as (engine, client):
+            return await waits_behind_texts(client, "", engine.loop.now)
 
     gpu.write_text(json.dumps({**GPU, "peak_flops": 1e15, "bandwidth": 1e13}))
     with vllm_process(needed_vllm_python(), model, tmp_path / "vllm.log", *flags) as own:
@@ -437,10 +433,7 @@ def test_a_chat_waits_in_the_api_server_behind_texts_as_simulated(
             parts = calibrated(theirs)
             constants = CalibrationFile("*", "a-core", "2026-11-26", "a test", "", parts)
             file.write_text(json.dumps(constants.as_json()))
-            ours = on_server(
-                simulated, model=str(model / "config.json"), gpu=str(gpu), calibration=file,
-                **LONG_FLAGS,
-            )  # fmt: skip
+            ours = run(simulated())
             if ours.behind == pytest.approx(theirs.behind, rel=0.4):
                 break
     with capsys.disabled():
@@ -452,7 +445,8 @@ def test_a_chat_waits_in_the_api_server_behind_texts_as_simulated(
     assert ours.behind == pytest.approx(theirs.behind, rel=0.4)
 
 
-def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:
+@pytest.mark.real_time
+async def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:
     """Both end as if they had succeeded, but for `finish_reason`: "abort".
 
     The signal goes to the engine, as from whoever ends every process of a service. Sent to the API
@@ -465,8 +459,5 @@ def test_aborted_answers_are_not_taken_for_whole(server: Running) -> None:
     def end() -> None:
         os.kill(engine_core(server.pid), signal.SIGTERM)
 
-    async def main() -> None:
-        async with ended_amid_answers(server.url, body, end) as scene:
-            assert await failures(scene) == {"abort": 1, "mid_stream": 1}
-
-    asyncio.run(main())
+    async with ended_amid_answers(server.url, body, end) as scene:
+        assert await failures(scene) == {"abort": 1, "mid_stream": 1}

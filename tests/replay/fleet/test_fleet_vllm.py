@@ -88,27 +88,9 @@ STATUS = {"too long": 400, "bad value": 400, "wrong type": 400,
           "unknown model": 404, "unknown model, chat": 404}  # fmt: skip
 
 
-def test_bodies_pass_byte_for_byte_both_ways(fleet: Fleet) -> None:
+@pytest.mark.real_time
+async def test_bodies_pass_byte_for_byte_both_ways(fleet: Fleet) -> None:
     """Answers, streams and rejections, compared with the bytes that left the server."""
-
-    async def main() -> None:
-        async with aiohttp.ClientSession() as client:
-            tap = Tap(fleet.proxy_keys["backends"][0]["url"], client)
-            app = web.Application(client_max_size=1 << 24)
-            app.router.add_route("*", "/{path:.*}", tap.pass_on)
-            runner = web.AppRunner(app)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            try:
-                host, port = runner.addresses[0][:2]
-                async with stage([f"http://{host}:{port}"]) as scene:
-                    for name, case in CASES.items():
-                        for streamed in (False, True):
-                            await compare(scene, tap, name, case, streamed)
-                    scene.assert_nothing_held()
-            finally:
-                await runner.cleanup()
 
     async def compare(scene: Stage, tap: Tap, name: str, case: Any, streamed: bool) -> None:
         options = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
@@ -125,19 +107,33 @@ def test_bodies_pass_byte_for_byte_both_ways(fleet: Fleet) -> None:
             assert got.endswith(b"data: [DONE]\n\n")
             assert got.count(b"data: ") > 5
 
-    asyncio.run(main())
+    async with aiohttp.ClientSession() as client:
+        tap = Tap(fleet.proxy_keys["backends"][0]["url"], client)
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_route("*", "/{path:.*}", tap.pass_on)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            host, port = runner.addresses[0][:2]
+            async with stage([f"http://{host}:{port}"]) as scene:
+                for name, case in CASES.items():
+                    for streamed in (False, True):
+                        await compare(scene, tap, name, case, streamed)
+                scene.assert_nothing_held()
+        finally:
+            await runner.cleanup()
 
 
-def test_what_is_not_a_users_business_is_not_there(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with proxied(fleet) as scene:
-            for path in ("/load", "/metrics", "/ping", "/v1/nothing", "/v1/models/tiny"):
-                async with scene.client.get(scene.url + path) as answer:
-                    assert answer.status == 404, path
-            async with scene.client.get(scene.url + "/v1/models") as answer:
-                assert [one["id"] for one in (await answer.json())["data"]] == ["tiny"]
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_what_is_not_a_users_business_is_not_there(fleet: Fleet) -> None:
+    async with proxied(fleet) as scene:
+        for path in ("/load", "/metrics", "/ping", "/v1/nothing", "/v1/models/tiny"):
+            async with scene.client.get(scene.url + path) as answer:
+                assert answer.status == 404, path
+        async with scene.client.get(scene.url + "/v1/models") as answer:
+            assert [one["id"] for one in (await answer.json())["data"]] == ["tiny"]
 
 
 async def caught_up(scene: Stage) -> None:
@@ -151,89 +147,84 @@ async def caught_up(scene: Stage) -> None:
         same, before = (same + 1, before) if held == before else (0, held)
 
 
-def test_a_document_stays_where_it_is_cached(fleet: Fleet) -> None:
+@pytest.mark.real_time
+async def test_a_document_stays_where_it_is_cached(fleet: Fleet) -> None:
     """Each question about a document hits all of it, at one server; documents use both."""
 
     tokens = 6_144  # long enough for a copy to take far longer than a hit, on any machine
 
-    async def main() -> None:
-        async with proxied(fleet) as scene:
+    async with proxied(fleet) as scene:
 
-            async def ask(document: int, question: int) -> tuple[str, int]:
-                text = words(f"document {document}", tokens) + words(f"{document} {question}", 40)
-                async with scene.post(body_of(text, chat=False)) as answer:
-                    usage = (await answer.json())["usage"]
-                    details = usage["prompt_tokens_details"] or {}
-                    return answer.headers["x-forebay-backend"], details.get("cached_tokens") or 0
+        async def ask(document: int, question: int) -> tuple[str, int]:
+            text = words(f"document {document}", tokens) + words(f"{document} {question}", 40)
+            async with scene.post(body_of(text, chat=False)) as answer:
+                usage = (await answer.json())["usage"]
+                details = usage["prompt_tokens_details"] or {}
+                return answer.headers["x-forebay-backend"], details.get("cached_tokens") or 0
 
-            documents = range(8)
-            cold = await asyncio.gather(*(ask(document, 0) for document in documents))
-            assert {cached for _, cached in cold} == {0}
-            assert {where for where, _ in cold} == {"cpu0", "cpu1"}
-            for question in (1, 2, 3):
-                await caught_up(scene)
-                # One after the other: of so small a model a copy may be sooner than a turn.
-                warm = [await ask(document, question) for document in documents]
-                assert [where for where, _ in warm] == [where for where, _ in cold]
-                assert {cached for _, cached in warm} == {tokens}
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
+        documents = range(8)
+        cold = await asyncio.gather(*(ask(document, 0) for document in documents))
+        assert {cached for _, cached in cold} == {0}
+        assert {where for where, _ in cold} == {"cpu0", "cpu1"}
+        for question in (1, 2, 3):
+            await caught_up(scene)
+            # One after the other: of so small a model a copy may be sooner than a turn.
+            warm = [await ask(document, question) for document in documents]
+            assert [where for where, _ in warm] == [where for where, _ in cold]
+            assert {cached for _, cached in warm} == {tokens}
+        scene.assert_nothing_held()
 
 
 @pytest.mark.parametrize("phase", ["prefill", "answer", "stream"])
-def test_who_leaves_is_cancelled_at_the_server(fleet: Fleet, phase: str) -> None:
-    async def main() -> None:
-        async with proxied(fleet) as scene:
-            urls = [backend["url"] for backend in fleet.proxy_keys["backends"]]
-            text = words(f"leaves {phase}", CONTEXT - 4_000 if phase == "prefill" else 40)
-            body = {**body_of(text, chat=False, output=3_900), "stream": phase == "stream"}
+@pytest.mark.real_time
+async def test_who_leaves_is_cancelled_at_the_server(fleet: Fleet, phase: str) -> None:
+    async with proxied(fleet) as scene:
+        urls = [backend["url"] for backend in fleet.proxy_keys["backends"]]
+        text = words(f"leaves {phase}", CONTEXT - 4_000 if phase == "prefill" else 40)
+        body = {**body_of(text, chat=False, output=3_900), "stream": phase == "stream"}
 
-            async def ask() -> None:
-                async with scene.post(body) as answer:
-                    await answer.read()
-
-            async def busy() -> bool:
-                return sum([await running(scene.client, url) for url in urls]) == 1
-
-            async def idle() -> bool:
-                return not any([await running(scene.client, url) for url in urls])
-
-            asking = asyncio.create_task(ask())
-            await until(busy)
-            asking.cancel()
-            await asyncio.wait({asking})
-            assert asking.cancelled()
-            await until(idle)
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
-
-
-def test_the_prefix_index_follows_both_servers(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with proxied(fleet) as scene:
-
-            async def exact() -> bool:
-                index = [one["prefix_index"] for one in (await status_of(scene)).values()]
-                return all(one["mode"] == "exact" and one["held_engine_blocks"] for one in index)
-
-            bodies = (body_of(words(f"index {n}", 1_000), chat=False) for n in range(4))
-            for answer in await asyncio.gather(*(scene.post(body) for body in bodies)):
-                assert answer.status == 200
+        async def ask() -> None:
+            async with scene.post(body) as answer:
                 await answer.read()
-            await until(exact)
-            told = await status_of(scene)
-            sizes = {one["kv_tokens"] for one in told.values()}
-            assert len(sizes) == 1  # asked from the servers: `kv_tokens: auto`
-            assert sizes.pop() >= 1 << 20
-            seqs = {one["max_concurrency"] for one in told.values()}
-            assert seqs == {fleet.proxy_keys["backends"][0]["max_concurrency"]}
 
-    asyncio.run(main())
+        async def busy() -> bool:
+            return sum([await running(scene.client, url) for url in urls]) == 1
+
+        async def idle() -> bool:
+            return not any([await running(scene.client, url) for url in urls])
+
+        asking = asyncio.create_task(ask())
+        await until(busy)
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        await until(idle)
+        scene.assert_nothing_held()
 
 
-def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
+@pytest.mark.real_time
+async def test_the_prefix_index_follows_both_servers(fleet: Fleet) -> None:
+    async with proxied(fleet) as scene:
+
+        async def exact() -> bool:
+            index = [one["prefix_index"] for one in (await status_of(scene)).values()]
+            return all(one["mode"] == "exact" and one["held_engine_blocks"] for one in index)
+
+        bodies = (body_of(words(f"index {n}", 1_000), chat=False) for n in range(4))
+        for answer in await asyncio.gather(*(scene.post(body) for body in bodies)):
+            assert answer.status == 200
+            await answer.read()
+        await until(exact)
+        told = await status_of(scene)
+        sizes = {one["kv_tokens"] for one in told.values()}
+        assert len(sizes) == 1  # asked from the servers: `kv_tokens: auto`
+        assert sizes.pop() >= 1 << 20
+        seqs = {one["max_concurrency"] for one in told.values()}
+        assert seqs == {fleet.proxy_keys["backends"][0]["max_concurrency"]}
+
+
+@pytest.mark.real_time
+async def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
     """vLLM ends the stream with an error event and a [DONE], and answers 500 to what is no stream.
 
     The stream is cut, and the other request is answered elsewhere. The other server goes on.
@@ -244,39 +235,34 @@ def test_an_engine_killed_in_mid_stream_is_no_end(fleet: Fleet) -> None:
     def end() -> None:
         os.kill(engine_core(first["process"]["pid"]), signal.SIGKILL)
 
-    async def main() -> None:
-        body = body_of("killed", chat=False, output=15_000)
-        async with ended_amid_answers(first["url"], body, end):
-            pass
-        async with proxied(fleet, wait_up=1) as scene:
-            for number in range(4):
-                question = body_of(words(f"meanwhile {number}", 100), chat=False)
-                async with scene.post(question) as answer:
-                    assert answer.headers["x-forebay-backend"] == "cpu1", await answer.text()
-            scene.assert_nothing_held()
-
-    asyncio.run(main())
+    body = body_of("killed", chat=False, output=15_000)
+    async with ended_amid_answers(first["url"], body, end):
+        pass
+    async with proxied(fleet, wait_up=1) as scene:
+        for number in range(4):
+            question = body_of(words(f"meanwhile {number}", 100), chat=False)
+            async with scene.post(question) as answer:
+                assert answer.headers["x-forebay-backend"] == "cpu1", await answer.text()
+        scene.assert_nothing_held()
     code, status = fleet.status()
     assert (code, status["well"]) == (1, False)
     assert [server["healthy"] for server in status["servers"]] == [False, True]
 
 
-def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
+@pytest.mark.real_time
+async def test_down_lets_an_answer_finish_and_leaves_nothing(fleet: Fleet) -> None:
     processes = [server["process"] for server in fleet.state["servers"]]
     url = fleet.state["servers"][1]["url"]
 
-    async def main() -> bytes:
-        async with aiohttp.ClientSession() as client:
-            body = {**body_of("a long answer", chat=False, output=2_000), "stream": True}
-            async with client.post(f"{url}/v1/completions", json=body) as answer:
-                seen = await answer.content.readline()
-                stopped = asyncio.create_task(asyncio.to_thread(fleet.down))
-                seen += await answer.read()
-                done = await stopped
-        assert done["cpu1"] == "stopped"
-        return seen
-
-    seen = asyncio.run(main())
+    async with aiohttp.ClientSession() as client:
+        body = {**body_of("a long answer", chat=False, output=2_000), "stream": True}
+        async with client.post(f"{url}/v1/completions", json=body) as answer:
+            seen = await answer.content.readline()
+            stopped = asyncio.create_task(asyncio.to_thread(fleet.down))
+            seen += await answer.read()
+            done = await stopped
+    assert done["cpu1"] == "stopped"
+    seen = seen
     assert b'"finish_reason":"length"' in seen
     assert seen.endswith(b"data: [DONE]\n\n")
     assert not [process for process in processes if start_time(process["pid"]) == process["began"]]

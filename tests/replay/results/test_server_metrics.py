@@ -99,15 +99,12 @@ def test_a_page_that_cannot_be_read_at_first_stops_the_run_before_it_sends(tmp_p
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_the_simulated_engines_page_says_what_the_requests_say(tmp_path: Path) -> None:
+async def test_the_simulated_engines_page_says_what_the_requests_say(tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    async def main() -> None:
-        async with start_engine(EngineConfig("phi-3-mini", "h200-nvl")) as engine:
-            urls = metrics_urls([engine.url])
-            await replay(ReplayOptions(rows(9), [engine.url], out, quiet=True, metrics=urls))
-
-    run(main())
+    async with start_engine(EngineConfig("phi-3-mini", "h200-nvl")) as engine:
+        urls = metrics_urls([engine.url])
+        await replay(ReplayOptions(rows(9), [engine.url], out, quiet=True, metrics=urls))
     table = [row for row in read(out / "metrics.parquet") if row["name"].startswith("vllm:")]
     last_s = max(row["s"] for row in table)
     last = {row["name"]: row["value"] for row in table if row["s"] == last_s}

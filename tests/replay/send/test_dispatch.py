@@ -9,7 +9,6 @@ import pytest
 from replay_server import rows, run_one, table
 
 from forebay.replay.clock.spare_time import SpareTime
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.parts import sender
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.target import parse_targets
@@ -49,7 +48,7 @@ def test_a_closed_loop_that_waits_for_its_bodies_is_client_limited(
     assert kept[10]["ttft_response_s"] == pytest.approx(kept[10]["ttft_service_s"] + 0.075)
 
 
-def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
+async def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
     """Sending costs 1 ms of the loop: a hundred at once leave one by one, each in its own turn."""
     at_s = 0.0
     sent: list[ClientExchange] = []
@@ -61,29 +60,26 @@ def test_the_first_round_of_a_closed_loop_does_not_wait_for_itself() -> None:
         at_s += 0.001
         asyncio.get_running_loop().call_later(1.0, more[-1], exchange)
 
-    async def main() -> None:
-        window = PreparedQueue()
-        for at, request in enumerate(rows(100)):
-            await window.put(PreparedRequest(at, request, [b"{}"], 2))
-        window.close()
-        clock: Any = SimpleNamespace(now=lambda: at_s, virtual=True)
-        client: Any = SimpleNamespace(
-            begin=begin, watch=lambda _: object(), route=str, spare=SpareTime(clock)
+    window = PreparedQueue()
+    for at, request in enumerate(rows(100)):
+        await window.put(PreparedRequest(at, request, [b"{}"], 2))
+    window.close()
+    clock: Any = SimpleNamespace(now=lambda: at_s, virtual=True)
+    client: Any = SimpleNamespace(
+        begin=begin, watch=lambda _: object(), route=str, spare=SpareTime(clock)
+    )
+    async with asyncio.TaskGroup() as tasks:
+        dispatch = Dispatch(
+            clock,
+            client,
+            window,
+            parse_targets(["http://127.0.0.1:1"]),
+            max_in_flight=100,
+            run_id="x",
+            tasks=tasks,
+            on_sent=lambda: None,
+            on_ended=lambda request, exchange: None,
         )
-        async with asyncio.TaskGroup() as tasks:
-            dispatch = Dispatch(
-                clock,
-                client,
-                window,
-                parse_targets(["http://127.0.0.1:1"]),
-                max_in_flight=100,
-                run_id="x",
-                tasks=tasks,
-                on_sent=lambda: None,
-                on_ended=lambda request, exchange: None,
-            )
-            await dispatch.closed_loop(None)
-
-    run(main())
+        await dispatch.closed_loop(None)
     assert len(sent) == 100
     assert max(one.sent_s - one.intended_s for one in sent) <= 0.001

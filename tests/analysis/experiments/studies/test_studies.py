@@ -3,7 +3,7 @@
 import asyncio
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -186,13 +186,11 @@ def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
     assert already["sentence"].startswith("No knee was found: already 9")
 
 
-def test_seats_are_inferred_where_nobody_tells_them() -> None:
+@pytest.mark.real_time
+async def test_seats_are_inferred_where_nobody_tells_them() -> None:
     way = one_engine(max_num_seqs=8)
 
-    async def sweep() -> list[dict[str, Any]]:
-        return [await one_load.at_concurrency(way, made(), n) for n in (4, 16, 32)]
-
-    told = asyncio.run(sweep())
+    told = [await one_load.at_concurrency(way, made(), n) for n in (4, 16, 32)]
     way.max_num_seqs = None
     study = saturation(way)
     assert study.seats(told)[0] == 8
@@ -371,13 +369,10 @@ def test_a_flood_says_when_fail_fast_does_not_help() -> None:
     assert "25% of its best" in told
 
 
-def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None:
-    async def live() -> Any:
-        async with serve(Server()) as up:
-            study = Flood(targets=[up.url], out=tmp_path, loads_text="0.01,0.02", duration=30.0)
-            return await study.measure()
-
-    found = run(live())
+async def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    async with serve(Server()) as up:
+        study = Flood(targets=[up.url], out=tmp_path, loads_text="0.01,0.02", duration=30.0)
+        found = await study.measure()
     assert found.sentence.startswith("At 0.02x capacity the target has goodput ")
     assert found.sentence.endswith(" and rejects 0%.")
     assert [row["way"] for row in found.rows] == ["target", "target"]
@@ -572,14 +567,11 @@ def sizes(pools: Sequence[Pool]) -> list[tuple[int, int]]:
     return [(pool.blocks, pool.tokens) for pool in pools]
 
 
-def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
-    async def live() -> tuple[dict[str, Any], Sequence[Pool]]:
-        async with start_engine(config(max_num_batched_tokens=8192)) as server:
-            (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
-            return await one_load.at_concurrency(way, made(), 4), way.pools
-
-    row, pools = run(live())
-    simulated = asyncio.run(one_load.at_concurrency(one_engine(), made(), 4))
+async def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
+    async with start_engine(config(max_num_batched_tokens=8192)) as server:
+        (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
+        row, pools = await one_load.at_concurrency(way, made(), 4), way.pools
+    simulated = await one_load.at_concurrency(one_engine(), made(), 4)
     assert row["requests_per_s"] == pytest.approx(simulated["requests_per_s"], rel=0.03)
     assert row["running"] == simulated["running"] == 4
     assert row["kv_share"] == pytest.approx(simulated["kv_share"], abs=0.003)
@@ -588,13 +580,10 @@ def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "target-closed-4" / "requests.parquet").exists()
 
 
-def test_a_shared_document_by_url(tmp_path: Path) -> None:
-    async def live() -> Sequence[Mapping[str, Any]]:
-        async with start_engine(config()) as server:
-            study = replace(shared(6), targets=[server.url], out=tmp_path)
-            return (await study.measure()).rows
-
-    told = run(live())
+async def test_a_shared_document_by_url(tmp_path: Path) -> None:
+    async with start_engine(config()) as server:
+        study = replace(shared(6), targets=[server.url], out=tmp_path)
+        told = (await study.measure()).rows
     assert [row["cold"] for row in told] == [1, 0, 0, 1]
     assert told[1]["hit_ratio"] > 0.99
     assert told[0]["kv_tokens"] is not None

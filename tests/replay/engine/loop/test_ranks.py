@@ -13,12 +13,11 @@ from kv_models import CONFIGS
 from proxy_stage import stage
 
 from forebay.proxy.cli import main
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.ranks import EngineRanks
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.replay.engine.server.server import start_engine
 
 RANKS = 3
 THREE = ServerOptions(data_parallel_size=RANKS)
@@ -58,80 +57,69 @@ async def counted(client: Client, name: str) -> dict[str, float]:
     return {engine: float(value) for engine, value in found}
 
 
-def test_equal_ranks_are_taken_in_turn() -> None:
-    async def scene() -> list[int]:
-        return chosen(EngineRanks(EngineConfig(), RANKS), [asked(n) for n in range(7)])
-
-    assert run(scene()) == [0, 1, 2, 0, 1, 2, 0]
+async def test_equal_ranks_are_taken_in_turn() -> None:
+    found = chosen(EngineRanks(EngineConfig(), RANKS), [asked(n) for n in range(7)])
+    assert found == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_the_rank_with_the_fewest_requests_is_taken() -> None:
-    async def scene() -> list[int]:
-        ranks = EngineRanks(EngineConfig(), RANKS)
-        for n in range(4):
-            ranks.add(asked(n), n % 2)
-        ranks.add(asked(4), 1)
-        return chosen(ranks, [asked(n) for n in range(5, 9)])
-
-    assert run(scene()) == [2, 2, 2, 0]  # of equals, the turn decides
+async def test_the_rank_with_the_fewest_requests_is_taken() -> None:
+    ranks = EngineRanks(EngineConfig(), RANKS)
+    for n in range(4):
+        ranks.add(asked(n), n % 2)
+    ranks.add(asked(4), 1)
+    found = chosen(ranks, [asked(n) for n in range(5, 9)])
+    assert found == [2, 2, 2, 0]  # of equals, the turn decides
 
 
-def test_a_queue_counts_more_where_the_cache_is_full() -> None:
+async def test_a_queue_counts_more_where_the_cache_is_full() -> None:
     """Both ranks have two requests, one of which waits. That of rank 0 counts 3.6 instead of 1."""
 
-    async def scene() -> list[int]:
-        config = EngineConfig(num_gpu_blocks_override=101, max_model_len=1_600, max_num_seqs=1)
-        ranks = EngineRanks(config, 2)
-        first, second = (loop.core for loop in ranks.loops)
-        for n, core, prompt in ((0, first, 1_500), (1, second, 100)):
-            core.add(asked(n, prompt, 64))
-            core.step(0.0)
-            core.add(asked(n + 2, 16))
-        assert first.kv_usage == pytest.approx(0.94)
-        assert second.kv_usage < 0.5
-        return chosen(ranks, [asked(n) for n in range(4, 8)])
-
-    assert run(scene()) == [1, 1, 1, 0]
+    config = EngineConfig(num_gpu_blocks_override=101, max_model_len=1_600, max_num_seqs=1)
+    ranks = EngineRanks(config, 2)
+    first, second = (loop.core for loop in ranks.loops)
+    for n, core, prompt in ((0, first, 1_500), (1, second, 100)):
+        core.add(asked(n, prompt, 64))
+        core.step(0.0)
+        core.add(asked(n + 2, 16))
+    assert first.kv_usage == pytest.approx(0.94)
+    assert second.kv_usage < 0.5
+    assert chosen(ranks, [asked(n) for n in range(4, 8)]) == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
-def test_the_header_chooses_the_rank(path: str) -> None:
+async def test_the_header_chooses_the_rank(path: str) -> None:
     body = {**BODY, "messages": [{"role": "user", "content": "hello"}]}
     if path != "/v1/completions":
         del body["prompt"]
 
-    async def scene(server: RunningEngine, client: Client) -> dict[str, float]:
+    async with on_server(options=THREE) as (_, client):
         for rank in ("1", "2", "2"):
             status, text = await post(client, path, body, rank)
             assert status == 200, text
-        return await counted(client, "request_success_total") or await counted(
+        found = await counted(client, "request_success_total") or await counted(
             client, "generation_tokens_total"
         )
-
-    found = on_server(scene, options=THREE)
     assert found["0"] == 0
     assert found["2"] == 2 * found["1"] > 0
 
 
-def test_other_headers_leave_the_choice_to_the_server() -> None:
-    async def scene(server: RunningEngine, client: Client) -> dict[str, float]:
+async def test_other_headers_leave_the_choice_to_the_server() -> None:
+    async with on_server(options=THREE) as (_, client):
         for rank in ("one", "", None):
             assert (await post(client, "/v1/completions", BODY, rank))[0] == 200
         asked_of = {"model": "tiny", "input": "hello", "max_output_tokens": 50}
         for _ in range(3):  # vLLM reads no header there
             assert (await post(client, "/v1/responses", asked_of, "7"))[0] == 200
-        return await counted(client, "prompt_tokens_total")
-
-    assert min(on_server(scene, options=THREE).values()) > 0
+        assert min((await counted(client, "prompt_tokens_total")).values()) > 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_rank_that_is_not_there_is_a_400(path: str) -> None:
+async def test_a_rank_that_is_not_there_is_a_400(path: str) -> None:
     """Bodies and statuses as recorded from vLLM 0.32: a stream has begun when the rank is read."""
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     body = BODY if path == "/v1/completions" else {"max_tokens": TOKENS, **chat}
 
-    async def scene(server: RunningEngine, client: Client) -> None:
+    async with on_server(options=THREE) as (_, client):
         for rank in ("7", "-1"):
             error = {
                 "message": f"data_parallel_rank {rank} is out of range [0, 3).",
@@ -144,63 +132,53 @@ def test_a_rank_that_is_not_there_is_a_400(path: str) -> None:
             assert text == f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"
         assert set((await counted(client, "prompt_tokens_total")).values()) == {0.0}
 
-    on_server(scene, options=THREE)
+
+async def test_a_server_of_one_engine_has_rank_0() -> None:
+    async with on_server() as (_, client):
+        found = [(await post(client, "/v1/completions", BODY, rank))[0] for rank in ("0", "1")]
+        assert found == [200, 400]
 
 
-def test_a_server_of_one_engine_has_rank_0() -> None:
-    async def scene(server: RunningEngine, client: Client) -> list[int]:
-        return [(await post(client, "/v1/completions", BODY, rank))[0] for rank in ("0", "1")]
-
-    assert on_server(scene) == [200, 400]
-
-
-def test_each_rank_has_a_cache_and_series_of_its_own() -> None:
+async def test_each_rank_has_a_cache_and_series_of_its_own() -> None:
     document = {**BODY, "prompt": "word " * 2_000}
 
-    async def scene(server: RunningEngine, client: Client) -> tuple[Any, ...]:
+    async with on_server(options=THREE) as (_, client):
         for rank in ("0", "0", "1"):
             await post(client, "/v1/completions", document, rank)
         async with client.get("/metrics") as answer:
             page = await answer.text()
         engines = re.findall(r'^vllm:cache_config_info{.*engine="(\d)".*$', page, re.M)
-        return await counted(client, "prefix_cache_hits_total"), engines
-
-    hits, engines = on_server(scene, options=THREE)
+        hits, engines = await counted(client, "prefix_cache_hits_total"), engines
     assert hits["0"] > 1_000
     assert hits["1"] == hits["2"] == 0
     assert engines == ["0", "1", "2"]
 
 
-def test_a_queue_limit_is_of_the_whole_server() -> None:
-    async def scene(server: RunningEngine, client: Client) -> list[int]:
+async def test_a_queue_limit_is_of_the_whole_server() -> None:
+    async with on_server(options=THREE, max_num_queued_reqs=RANKS) as (_, client):
         answers = await asyncio.gather(
             *(post(client, "/v1/completions", BODY) for _ in range(RANKS + 2))
         )
-        return sorted(status for status, _ in answers)
-
-    statuses = on_server(scene, options=THREE, max_num_queued_reqs=RANKS)
+        statuses = sorted(status for status, _ in answers)
     assert statuses == [200] * RANKS + [503] * 2
 
 
-def test_the_proxy_has_a_lane_for_each_rank() -> None:
+async def test_the_proxy_has_a_lane_for_each_rank() -> None:
     """The proxy's lanes and the engine's ranks are the same: each request is where it was sent."""
 
-    async def scene() -> tuple[list[str], dict[str, float]]:
-        config = EngineConfig(served_model_name="tiny", seed=1)
-        async with start_engine(config, options=THREE) as server:
-            keys = {"data_parallel": RANKS}
-            async with stage([server.url], each=keys, wait_up=RANKS) as on:
+    config = EngineConfig(served_model_name="tiny", seed=1)
+    async with start_engine(config, options=THREE) as server:
+        keys = {"data_parallel": RANKS}
+        async with stage([server.url], each=keys, wait_up=RANKS) as on:
 
-                async def ask(n: int) -> str:
-                    async with on.post({**BODY, "prompt": f"{n} hello"}) as answer:
-                        assert answer.status == 200
-                        return str(answer.headers["x-forebay-backend"])
+            async def ask(n: int) -> str:
+                async with on.post({**BODY, "prompt": f"{n} hello"}) as answer:
+                    assert answer.status == 200
+                    return str(answer.headers["x-forebay-backend"])
 
-                lanes = await asyncio.gather(*map(ask, range(12)))
-            async with Client(server.url) as client:
-                return lanes, await counted(client, "generation_tokens_total")
-
-    lanes, tokens = run(scene())
+            lanes = await asyncio.gather(*map(ask, range(12)))
+        async with Client(server.url) as client:
+            lanes, tokens = lanes, await counted(client, "generation_tokens_total")
     sent = {f"{rank}": lanes.count(f"b0-rank{rank}") for rank in range(RANKS)}
     assert min(sent.values()) > 0
     assert tokens == {rank: count * TOKENS for rank, count in sent.items()}

@@ -15,10 +15,10 @@ from paths import GOLDEN
 sys.path.insert(0, str(Path(__file__).parents[3] / "support"))  # when run as a script
 
 import wire
-from engine_stage import HELLO, Client, chat, completion, get, on_server, post
+from engine_stage import HELLO, chat, completion, get, on_server, post
 
+from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.server import RunningEngine
 
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 EACH = {
@@ -66,13 +66,10 @@ WITH_FAULT = {
 }
 
 
-def answer_to(name: str) -> bytes:
+async def answer_to(name: str) -> bytes:
     fault, question = WITH_FAULT.get(name) or (None, QUESTIONS[name])
-
-    async def scene(engine: RunningEngine, client: Client) -> wire.Answer:
-        return await wire.ask(client, question)
-
-    return shown(question, on_server(scene, fault, num_gpu_blocks_override=1_000))
+    async with on_server(fault, num_gpu_blocks_override=1_000) as (_, client):
+        return shown(question, await wire.ask(client, question))
 
 
 def shown(question: wire.Question, answer: wire.Answer) -> bytes:
@@ -91,22 +88,20 @@ NAMES = [*QUESTIONS, *WITH_FAULT]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_keep_their_bytes(name: str) -> None:
-    assert answer_to(name).decode() == (GOLDEN / f"{name}.txt").read_bytes().decode()
+async def test_answers_keep_their_bytes(name: str) -> None:
+    assert (await answer_to(name)).decode() == (GOLDEN / f"{name}.txt").read_bytes().decode()
 
 
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(NAMES)
 
 
-def test_an_unauthorized_request_is_told_no_more_than_that() -> None:
-    async def scene(engine: RunningEngine, client: Client) -> wire.Answer:
+async def test_an_unauthorized_request_is_told_no_more_than_that() -> None:
+    async with on_server(options=ServerOptions(api_key=["secret"])) as (_, client):
         asked = [wire.ask(client, one) for one in (completion(TEXT), get("/v1/nope"))]
         first, second = await asyncio.gather(*asked)
         assert first == second
-        return first
-
-    answer = on_server(scene, options=ServerOptions(api_key=["secret"]))
+        answer = first
     assert (answer.status, answer.body) == ("401 Unauthorized", b'{"error":"Unauthorized"}')
     assert set(answer.headers) == {"content-length", "content-type", "date", "server"}
 
@@ -116,4 +111,4 @@ if __name__ == "__main__":
     for old in GOLDEN.iterdir():
         old.unlink()
     for each in NAMES:
-        (GOLDEN / f"{each}.txt").write_bytes(answer_to(each))
+        (GOLDEN / f"{each}.txt").write_bytes(run(answer_to(each)))

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,6 @@ import aiohttp
 import orjson
 import pytest
 
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.faults import parse_fault
 from forebay.replay.engine.server.server import RunningEngine, start_engine
@@ -22,36 +22,28 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello world"}], "ignore_eos": True}
 
-Scene = Callable[[RunningEngine, aiohttp.ClientSession], Awaitable[Any]]
+
+@asynccontextmanager
+async def serving(
+    fault: str | None = None, **options: Any
+) -> AsyncIterator[tuple[RunningEngine, aiohttp.ClientSession]]:
+    """A fresh server and a client."""
+    config = replace(EngineConfig("llama-3-8b", seed=1), **options)
+    chosen = parse_fault(fault) if fault else None
+    async with (
+        start_engine(config, fault=chosen) as engine,
+        aiohttp.ClientSession(engine.url) as client,
+    ):
+        yield engine, client
+        assert not engine.stepping.done()
 
 
-def serve(scene: Scene, fault: str | None = None, **options: Any) -> Any:
-    """Run `scene` against a fresh server in virtual time."""
-
-    async def main() -> Any:
-        config = replace(EngineConfig("llama-3-8b", seed=1), **options)
-        chosen = parse_fault(fault) if fault else None
-        async with (
-            start_engine(config, fault=chosen) as engine,
-            aiohttp.ClientSession(engine.url) as client,
-        ):
-            result = await scene(engine, client)
-            assert not engine.stepping.done()
-        return result
-
-    return run(main())
-
-
-def ask(path: str, body: Any, **options: Any) -> tuple[int, Any]:
+async def ask(path: str, body: Any, **options: Any) -> tuple[int, Any]:
     """One request: status and parsed body."""
-
-    async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) else orjson.dumps(body)
-        async with client.post(path, data=data, headers={"Content-Type": "application/json"}) as r:
-            return r.status, orjson.loads(await r.read())
-
-    status, answer = serve(scene, **options)
-    return status, answer
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    json = {"Content-Type": "application/json"}
+    async with serving(**options) as (_, client), client.post(path, data=data, headers=json) as r:
+        return r.status, orjson.loads(await r.read())
 
 
 async def payloads(response: aiohttp.ClientResponse) -> list[bytes]:
@@ -62,57 +54,53 @@ async def payloads(response: aiohttp.ClientResponse) -> list[bytes]:
     return events
 
 
-def stream(path: str, body: dict[str, Any], **options: Any) -> list[bytes]:
-    async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> list[bytes]:
-        async with client.post(path, json={**body, "stream": True}) as response:
-            assert response.content_type == "text/event-stream"
-            return await payloads(response)
-
-    events: list[bytes] = serve(scene, **options)
-    return events
+async def stream(path: str, body: dict[str, Any], **options: Any) -> list[bytes]:
+    sent = {**body, "stream": True}
+    async with serving(**options) as (_, client), client.post(path, json=sent) as response:
+        assert response.content_type == "text/event-stream"
+        return await payloads(response)
 
 
-def test_equal_prompts_with_different_salts_do_not_hit() -> None:
-    async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> list[int]:
+async def test_equal_prompts_with_different_salts_do_not_hit() -> None:
+    async with serving() as (_, client):
         cached = []
         for salt in (None, "red", "blue", "red", None):
             body = {"prompt": "x" * 4_000, "max_tokens": 1, "cache_salt": salt}
             async with client.post(TEXT, json=body) as response:
                 usage = orjson.loads(await response.read())["usage"]
                 cached.append(usage["prompt_tokens_details"]["cached_tokens"])
-        return cached
-
-    assert serve(scene) == [0, 0, 0, 992, 992]
-    assert ask(TEXT, {"prompt": "x", "cache_salt": ""})[0] == 400
+        assert cached == [0, 0, 0, 992, 992]
+    assert (await ask(TEXT, {"prompt": "x", "cache_salt": ""}))[0] == 400
 
 
 class TestAnswers:
-    def test_a_completion_of_token_ids(self) -> None:
-        status, answer = ask(TEXT, {"prompt": list(range(40)), "max_tokens": 2, "ignore_eos": True})
+    async def test_a_completion_of_token_ids(self) -> None:
+        status, answer = await ask(
+            TEXT, {"prompt": list(range(40)), "max_tokens": 2, "ignore_eos": True}
+        )
         assert status == 200
         assert answer["usage"]["prompt_tokens"] == 40
         assert len(answer["choices"][0]["text"]) == 8
 
-    def test_a_model_that_may_stop_stops_with_a_silent_token(self) -> None:
+    async def test_a_model_that_may_stop_stops_with_a_silent_token(self) -> None:
         body = {"messages": HELLO["messages"], "max_tokens": 100_000}
-        _, answer = ask(CHAT, body)
+        _, answer = await ask(CHAT, body)
         choice, usage = answer["choices"][0], answer["usage"]
         assert choice["finish_reason"] == "stop"
         assert len(choice["message"]["content"]) == 4 * (usage["completion_tokens"] - 1)
-        events = stream(CHAT, body)
+        events = await stream(CHAT, body)
         assert parse_event(events[-2]).finish_reason == "stop"
         assert not parse_event(events[-2]).has_output
 
-    def test_the_client_names_the_request(self) -> None:
-        async def scene(
-            engine: RunningEngine, client: aiohttp.ClientSession
-        ) -> tuple[str, str | None]:
-            body = {**HELLO, "max_tokens": 1}
-            async with client.post(CHAT, json=body, headers={"X-Request-Id": "abc"}) as response:
-                return (await response.json())["id"], response.headers.get("X-Request-Id")
-
-        assert serve(scene) == ("chatcmpl-abc", None)
-        assert serve(scene, enable_request_id_headers=True) == ("chatcmpl-abc", "abc")
+    @pytest.mark.parametrize("told", [False, True])
+    async def test_the_client_names_the_request(self, told: bool) -> None:
+        body, name = {**HELLO, "max_tokens": 1}, {"X-Request-Id": "abc"}
+        async with (
+            serving(enable_request_id_headers=told) as (_, client),
+            client.post(CHAT, json=body, headers=name) as response,
+        ):
+            assert (await response.json())["id"] == "chatcmpl-abc"
+            assert response.headers.get("X-Request-Id") == ("abc" if told else None)
 
     @pytest.mark.parametrize(
         ("given", "kind"),
@@ -122,30 +110,28 @@ class TestAnswers:
             ("+5", None), (" 05 ", None), ("0" * 5_000 + "5", None), ("9" * 4_300, None),
         ],
     )  # fmt: skip
-    def test_a_number_as_text(self, given: str, kind: str | None) -> None:
+    async def test_a_number_as_text(self, given: str, kind: str | None) -> None:
         """Numbers as text are read as pydantic does, which reads vLLM's bodies."""
-        status, answer = ask(TEXT, {"prompt": "x" * 40, "max_tokens": given}, max_model_len=64)
+        status, answer = await ask(
+            TEXT, {"prompt": "x" * 40, "max_tokens": given}, max_model_len=64
+        )
         assert status == (400 if kind else 200)
         assert kind is None or f"'type': '{kind}', " in answer["error"]["message"]
 
-    def test_output_is_clamped_to_the_context(self) -> None:
-        _, answer = ask(TEXT, {"prompt": "x" * 240, "max_tokens": 500}, max_model_len=64)
+    async def test_output_is_clamped_to_the_context(self) -> None:
+        _, answer = await ask(TEXT, {"prompt": "x" * 240, "max_tokens": 500}, max_model_len=64)
         assert answer["usage"]["total_tokens"] <= 64
 
 
 class TestTime:
-    def test_tokens_come_when_the_model_says(self) -> None:
-        async def scene(
-            engine: RunningEngine, client: aiohttp.ClientSession
-        ) -> tuple[list[float], RunningEngine]:
+    async def test_tokens_come_when_the_model_says(self) -> None:
+        async with serving() as (engine, client):
             clock = asyncio.get_running_loop().time
             start, times = clock(), []
             async with client.post(TEXT, json={"prompt": "x" * 4_000, "stream": True}) as response:
                 async for _ in response.content.iter_any():
                     times.append(clock() - start)
-            return times, engine
-
-        times, engine = serve(scene)
+            times, engine = times, engine
         server = engine.core.config.server_times()
         outside_s = server.alone_s(1_000) + engine.core.timing.admit_s(1_000)
         assert times[0] == pytest.approx(outside_s + 0.0265, abs=0.001)
@@ -155,23 +141,22 @@ class TestTime:
         assert engine.metrics.ttft.total == pytest.approx(times[0] - out_s)
         assert engine.metrics.max_lag_s == pytest.approx(0, abs=1e-6)
 
-    def test_time_scale_divides_the_wait_and_not_the_metrics(self) -> None:
-        async def scene(
-            engine: RunningEngine, client: aiohttp.ClientSession
-        ) -> tuple[float, float]:
-            clock = asyncio.get_running_loop().time
-            start = clock()
-            async with client.post(CHAT, json={**HELLO, "max_tokens": 100}) as response:
-                await response.read()
-            return clock() - start, engine.metrics.e2e.total
+    async def test_time_scale_divides_the_wait_and_not_the_metrics(self) -> None:
+        async def timed(**options: Any) -> tuple[float, float]:
+            async with serving(**options) as (engine, client):
+                clock = asyncio.get_running_loop().time
+                start = clock()
+                async with client.post(CHAT, json={**HELLO, "max_tokens": 100}) as response:
+                    await response.read()
+                return clock() - start, engine.metrics.e2e.total
 
-        wall, simulated = serve(scene)
-        fast_wall, fast_simulated = serve(scene, time_scale=4.0)
+        wall, simulated = await timed()
+        fast_wall, fast_simulated = await timed(time_scale=4.0)
         assert fast_wall == pytest.approx(wall / 4)
         assert fast_simulated == pytest.approx(simulated) == pytest.approx(wall, abs=0.002)
 
-    def test_a_long_prompt_stalls_a_stream_less_when_cut_smaller(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> float:
+    async def test_a_long_prompt_stalls_a_stream_less_when_cut_smaller(self) -> None:
+        async def longest_gap_s(client: aiohttp.ClientSession) -> float:
             clock = asyncio.get_running_loop().time
 
             async def upload() -> None:
@@ -188,24 +173,25 @@ class TestTime:
                         times.append(clock())
             return max(late - early for early, late in pairwise(times))
 
-        worst = [serve(scene, max_num_batched_tokens=budget) for budget in (2_048, 8_192, 65_536)]
+        worst = []
+        for budget in (2_048, 8_192, 65_536):
+            async with serving(max_num_batched_tokens=budget) as (_, client):
+                worst.append(await longest_gap_s(client))
         assert worst[0] < worst[1] / 2 < worst[2] / 4
 
 
 class TestCache:
-    def test_a_second_question_on_a_document_hits_it(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> list[int]:
-            cached = []
+    @pytest.mark.parametrize("caching", [True, False])
+    async def test_a_second_question_on_a_document_hits_it(self, caching: bool) -> None:
+        cached = []
+        async with serving(enable_prefix_caching=caching) as (_, client):
             for question in ("Who?", "When?"):
                 text = " abc" * 4_000 + question
                 body = {**HELLO, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
                 async with client.post(CHAT, json=body) as response:
                     usage = (await response.json())["usage"]
                     cached.append(usage["prompt_tokens_details"]["cached_tokens"])
-            return cached
-
-        assert serve(scene) == [0, 4_000]
-        assert serve(scene, enable_prefix_caching=False) == [0, 0]
+        assert cached == [0, 4_000 * caching]
 
 
 class TestErrors:
@@ -248,33 +234,31 @@ class TestErrors:
             (TEXT, {"prompt": ""}, 400, "BadRequestError", "prompt", "cannot be empty"),
         ],
     )
-    def test_bodies_read_as_vllms(
+    async def test_bodies_read_as_vllms(
         self, path: str, body: Any, status: int, kind: str, param: str | None, says: str
     ) -> None:
-        code, answer = ask(path, body, max_model_len=1_024)
+        code, answer = await ask(path, body, max_model_len=1_024)
         error = answer["error"]
         assert (code, error["type"], error["param"], error["code"]) == (status, kind, param, status)
         assert says in error["message"]
 
-    def test_unknown_fields_are_ignored_and_a_missing_model_is_the_default(self) -> None:
-        assert ask(CHAT, {**HELLO, "max_tokens": 1, "no_such_field": 1})[0] == 200
+    async def test_unknown_fields_are_ignored_and_a_missing_model_is_the_default(self) -> None:
+        assert (await ask(CHAT, {**HELLO, "max_tokens": 1, "no_such_field": 1}))[0] == 200
 
-    def test_queue_limit_of_requests(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> Any:
+    async def test_queue_limit_of_requests(self) -> None:
+        async with serving(max_num_queued_reqs=1) as (_, client):
             body = {**HELLO, "max_tokens": 500}
             first = asyncio.create_task(client.post(CHAT, json=body))
             await asyncio.sleep(0.1)
             async with client.post(CHAT, json={**body, "stream": True}) as response:
                 answer = response.status, (await response.json())["error"]["message"]
             (await first).release()
-            return answer
-
-        status, message = serve(scene, max_num_queued_reqs=1)
+            status, message = answer
         assert status == 503
         assert message.startswith("The engine is currently busy")
 
-    def test_a_prompt_is_backlog_until_its_first_token(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> list[int]:
+    async def test_a_prompt_is_backlog_until_its_first_token(self) -> None:
+        async with serving(max_num_queued_tokens=4_000) as (_, client):
             body = {"prompt": "x" * 16_000, "max_tokens": 500, "ignore_eos": True}
             tasks, statuses = [], []
             for wait_s in (0.03, 0.5):
@@ -285,12 +269,10 @@ class TestErrors:
                 await asyncio.sleep(0.2)
             for task in tasks:
                 (await task).release()
-            return statuses
+            assert statuses == [503, 200]
 
-        assert serve(scene, max_num_queued_tokens=4_000) == [503, 200]
-
-    def test_a_503_can_come_inside_a_200(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> Any:
+    async def test_a_503_can_come_inside_a_200(self) -> None:
+        async with serving(max_num_queued_tokens=5_000) as (engine, client):
             body = {"prompt": "x" * 16_000, "stream": True}
 
             async def one() -> tuple[int, list[bytes]]:
@@ -298,9 +280,7 @@ class TestErrors:
                     return response.status, await payloads(response)
 
             answers = await asyncio.gather(*(one() for _ in range(4)))
-            return answers, dict(engine.metrics.rejections)
-
-        answers, rejections = serve(scene, max_num_queued_tokens=5_000)
+            answers, rejections = answers, dict(engine.metrics.rejections)
         errors = [parse_event(events[0]).error for _, events in answers]
         assert [status for status, _ in answers] == [200] * 4
         assert sum(error is not None for error in errors) == 2
@@ -308,8 +288,8 @@ class TestErrors:
 
 
 class TestPages:
-    def test_the_small_ones(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> None:
+    async def test_the_small_ones(self) -> None:
+        async with serving(served_model_name="mine") as (_, client):
             for path in ("/health", "/ping"):
                 async with client.get(path) as r:
                     assert (r.status, await r.read()) == (200, b"")
@@ -321,18 +301,14 @@ class TestPages:
             async with client.post("/detokenize", json={"tokens": ["x"]}) as r:
                 assert r.status == 400
 
-        serve(scene, served_model_name="mine")
-
-    def test_metrics_under_vllms_names(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> str:
+    async def test_metrics_under_vllms_names(self) -> None:
+        async with serving() as (_, client):
             for _ in range(2):
                 prompt = "x" * 640
                 async with client.post(TEXT, json={"prompt": prompt, "ignore_eos": True}) as r:
                     await r.read()
             async with client.get("/metrics") as r:
-                return await r.text()
-
-        lines = serve(scene).splitlines()
+                lines = (await r.text()).splitlines()
         label = '{engine="0",model_name="llama-3-8b"}'
         for line in (
             f"vllm:num_requests_running{label} 0.0",
@@ -362,8 +338,10 @@ class TestPages:
 class TestLeaving:
     @pytest.mark.parametrize("streamed", [True, False])
     @pytest.mark.parametrize("wait_s", [0.001, 0.03, 0.5])
-    def test_a_client_that_leaves_frees_its_place(self, streamed: bool, wait_s: float) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> None:
+    async def test_a_client_that_leaves_frees_its_place(
+        self, streamed: bool, wait_s: float
+    ) -> None:
+        async with serving() as (engine, client):
             body = {**HELLO, "max_tokens": 5_000, "stream": streamed}
 
             async def read() -> None:
@@ -381,23 +359,18 @@ class TestLeaving:
             assert engine.generator.load == 0
             assert not any(engine.metrics.success.values())
 
-        serve(scene)
-
-    def test_shutdown_ends_streams_with_abort(self) -> None:
-        async def main() -> list[bytes]:
-            async with aiohttp.ClientSession() as client:
-                async with start_engine(EngineConfig(seed=1)) as engine:
-                    body = {**HELLO, "max_tokens": 5_000, "stream": True}
-                    response = await client.post(engine.url + CHAT, json=body)
-                    await asyncio.sleep(0.5)
-                return await payloads(response)
-
-        events = run(main())
+    async def test_shutdown_ends_streams_with_abort(self) -> None:
+        async with aiohttp.ClientSession() as client:
+            async with start_engine(EngineConfig(seed=1)) as engine:
+                body = {**HELLO, "max_tokens": 5_000, "stream": True}
+                response = await client.post(engine.url + CHAT, json=body)
+                await asyncio.sleep(0.5)
+            events = await payloads(response)
         assert events[-1] == b"[DONE]"
         assert parse_event(events[-2]).finish_reason == "abort"
 
-    def test_a_slow_reader_gets_merged_tokens_and_all_of_them(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> None:
+    async def test_a_slow_reader_gets_merged_tokens_and_all_of_them(self) -> None:
+        async with serving() as (engine, _):
             body = orjson.dumps({**HELLO, "max_tokens": 60_000, "stream": True})
             head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             head = head % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(body)
@@ -418,28 +391,24 @@ class TestLeaving:
             assert max(words) > 1
             assert b"data: [DONE]" in received
 
-        serve(scene)
-
 
 class TestFaults:
-    def test_health(self) -> None:
-        async def health(engine: RunningEngine, client: aiohttp.ClientSession) -> list[int]:
+    async def test_health(self) -> None:
+        async with serving(fault="unhealthy") as (engine, client):
             statuses = []
             for fault in (engine.generator.fault, None):
                 engine.set_fault(fault)
                 async with client.get("/health") as response:
                     statuses.append(response.status)
-            return statuses
-
-        assert serve(health, fault="unhealthy") == [503, 200]
+            assert statuses == [503, 200]
 
     @pytest.mark.parametrize("fault", ["reset", "half-chunk"])
-    def test_broken_connections(self, fault: str) -> None:
+    async def test_broken_connections(self, fault: str) -> None:
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientOSError)):
-            stream(CHAT, {**HELLO, "max_tokens": 9}, fault=fault)
+            await stream(CHAT, {**HELLO, "max_tokens": 9}, fault=fault)
 
-    def test_a_stall_lasts_until_the_client_leaves(self) -> None:
-        async def scene(engine: RunningEngine, client: aiohttp.ClientSession) -> None:
+    async def test_a_stall_lasts_until_the_client_leaves(self) -> None:
+        async with serving(fault="stall") as (engine, client):
             body = {**HELLO, "max_tokens": 9, "stream": True}
             async with client.post(CHAT, json=body) as response:
                 got = b""
@@ -450,8 +419,6 @@ class TestFaults:
                 response.close()
             await asyncio.sleep(0.05)
             assert engine.generator.load == 0
-
-        serve(scene, fault="stall")
 
     @pytest.mark.parametrize("text", ["nope", "reset:x", "reset:-1", ""])
     def test_an_unknown_fault_lists_the_known_ones(self, text: str) -> None:

@@ -16,7 +16,7 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.faults import FAULTS, fault_help
 from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.server import KEEP_ALIVE_S, RunningEngine, start_engine
+from forebay.replay.engine.server.server import KEEP_ALIVE_S, start_engine
 from forebay.traces.ground.errors import InputError
 
 COMMENT = b": keep-alive\n\n"
@@ -109,8 +109,8 @@ class TestShutdownTimeout:
 
 
 class TestKeepAlive:
-    def test_idle_connections_are_closed_after_five_seconds(self) -> None:
-        async def scene(engine: RunningEngine, client: Client) -> float:
+    async def test_idle_connections_are_closed_after_five_seconds(self) -> None:
+        async with on_server() as (engine, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
@@ -118,87 +118,75 @@ class TestKeepAlive:
             start = clock()
             await reader.read()  # to the end of the connection
             writer.close()
-            return clock() - start
+            assert clock() - start == pytest.approx(KEEP_ALIVE_S, abs=1.1)
 
-        assert on_server(scene) == pytest.approx(KEEP_ALIVE_S, abs=1.1)
-
-    def test_comments_fill_the_silence_of_a_long_prefill(self) -> None:
+    async def test_comments_fill_the_silence_of_a_long_prefill(self) -> None:
         """About 8 s of prefill: a comment every 2 s, and none between tokens that come."""
-
-        async def scene(engine: RunningEngine, client: Client) -> tuple[bytes, float]:
-            question = completion({"prompt": "x" * 400_000, "stream": True, "max_tokens": 50})
-            answer = await wire.ask(client, question)
-            return answer.body, engine.metrics.ttft.total
-
+        question = completion({"prompt": "x" * 400_000, "stream": True, "max_tokens": 50})
         for interval, scale in ((2, 1.0), (2, 10.0), (1, 1.0), (0, 1.0)):
+            settings = {"max_model_len": 131_072, "time_scale": scale}
             options = ServerOptions(sse_keep_alive_interval=interval)
-            body, ttft_s = on_server(scene, None, options, max_model_len=131_072, time_scale=scale)
+            async with on_server(None, options, **settings) as (engine, client):
+                body = (await wire.ask(client, question)).body
+                ttft_s = engine.metrics.ttft.total
             silent = body.partition(b"data: ")[0]
             assert silent == COMMENT * (int(ttft_s / interval) if interval else 0)
             assert body.count(COMMENT) == silent.count(COMMENT)
             assert not interval or silent
 
-    def test_comments_come_while_a_request_waits_in_the_queue(self) -> None:
-        async def scene(engine: RunningEngine, client: Client) -> list[bytes]:
+    async def test_comments_come_while_a_request_waits_in_the_queue(self) -> None:
+        options = ServerOptions(sse_keep_alive_interval=1)
+        async with on_server(options=options, max_num_seqs=1) as (_, client):
             first = asyncio.create_task(wire.ask(client, completion(body_of(1_000))))
             await asyncio.sleep(0.5)
             second = await wire.ask(client, completion({**body_of(5), "stream": True}))
             assert (await first).body.startswith(b"{")  # an answer in one piece has no place
-            return second.body.split(b"data: ")
-
-        options = ServerOptions(sse_keep_alive_interval=1)
-        before, *events = on_server(scene, options=options, max_num_seqs=1)
+            before, *events = second.body.split(b"data: ")
         assert before.count(COMMENT) >= 4
         assert len(events) == 6
         assert not any(COMMENT in event for event in events)
 
-    def test_a_stalled_stream_is_silent_all_the_same(self) -> None:
-        async def scene(engine: RunningEngine, client: Client) -> None:
-            async with client.post("/v1/completions", json={**HELLO, "stream": True}) as response:
-                got = b""
-                while got.count(b"data:") < 3:
-                    got += await response.content.readany()
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(response.content.readany(), 100)
-                response.close()
-
-        on_server(scene, "stall", ServerOptions(sse_keep_alive_interval=1))
+    async def test_a_stalled_stream_is_silent_all_the_same(self) -> None:
+        async with (
+            on_server("stall", ServerOptions(sse_keep_alive_interval=1)) as (_, client),
+            client.post("/v1/completions", json={**HELLO, "stream": True}) as response,
+        ):
+            got = b""
+            while got.count(b"data:") < 3:
+                got += await response.content.readany()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(response.content.readany(), 100)
+            response.close()
 
 
 class TestLoad:
     @pytest.mark.parametrize(("tracking", "says"), [(True, 1), (False, 0)])
-    def test_load_counts_when_asked_to(self, tracking: bool, says: int) -> None:
-        async def scene(engine: RunningEngine, client: Client) -> wire.Answer:
+    async def test_load_counts_when_asked_to(self, tracking: bool, says: int) -> None:
+        options = ServerOptions(enable_server_load_tracking=tracking)
+        async with on_server(options=options) as (_, client):
             running = asyncio.create_task(wire.ask(client, completion(body_of(5_000))))
             await asyncio.sleep(0.5)
             answer = await wire.ask(client, get("/load"))
             running.cancel()
-            return answer
-
-        options = ServerOptions(enable_server_load_tracking=tracking)
-        assert json.loads(on_server(scene, options=options).body) == {"server_load": says}
+            assert json.loads(answer.body) == {"server_load": says}
 
 
 class TestDeath:
-    def test_the_stream_that_was_to_end_dies_too(self) -> None:
-        async def scene(engine: RunningEngine, client: Client) -> bytes:
-            return (await wire.ask(client, completion({**body_of(3), "stream": True}))).body
-
-        body = on_server(scene, "engine-dead:2")
+    async def test_the_stream_that_was_to_end_dies_too(self) -> None:
+        async with on_server("engine-dead:2") as (_, client):
+            body = (await wire.ask(client, completion({**body_of(3), "stream": True}))).body
         assert b'"finish_reason":"length"' not in body
         assert b'"code": 500' in body
         assert body.endswith(b"data: [DONE]\n\n")
 
-    def test_a_kept_connection_gets_errors(self) -> None:
-        async def scene(engine: RunningEngine, client: Client) -> list[str]:
+    async def test_a_kept_connection_gets_errors(self) -> None:
+        async with on_server("engine-dead") as (_, client):
             await wire.ask(client, completion({**body_of(9), "stream": True}))
             asked = [get("/health"), completion({"prompt": "x"})]
-            return [(await wire.ask(client, one)).status for one in asked]
-
-        assert on_server(scene, "engine-dead") == [
-            "503 Service Unavailable",
-            "500 Internal Server Error",
-        ]
+            assert [(await wire.ask(client, one)).status for one in asked] == [
+                "503 Service Unavailable",
+                "500 Internal Server Error",
+            ]
 
     def test_the_command_exits_1(self) -> None:
         words = [*COMMAND, "--model", "llama-3-8b", "--port", "0", "--fault", "engine-dead:0"]

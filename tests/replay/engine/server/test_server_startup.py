@@ -9,7 +9,6 @@ import pytest
 from engine_stage import COMMAND
 from ports import free_ports
 
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import start_engine
@@ -26,27 +25,19 @@ async def refused(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("time_scale", "opens_at"), [(1.0, 144.0), (20.0, 7.2)])
-def test_the_port_opens_after_the_startup_time(time_scale: float, opens_at: float) -> None:
+async def test_the_port_opens_after_the_startup_time(time_scale: float, opens_at: float) -> None:
     port = free_ports(1)[0]
 
-    async def scene() -> tuple[bool, float, bool]:
-        async def early() -> bool:
-            await asyncio.sleep(opens_at - 0.1)
-            return await refused(port)
+    async def early() -> bool:
+        await asyncio.sleep(opens_at - 0.1)
+        return await refused(port)
 
-        trial = asyncio.create_task(early())
-        async with start_engine(
-            EngineConfig(time_scale=time_scale),
-            port=port,
-            options=ServerOptions(startup_time=144.0),
-        ):
-            opened_at = asyncio.get_running_loop().time()
-            return await trial, opened_at, await refused(port)
-
-    early, opened_at, late = run(scene())
-    assert opened_at == pytest.approx(opens_at)
-    assert early
-    assert not late
+    trial = asyncio.create_task(early())
+    options = ServerOptions(startup_time=144.0)
+    async with start_engine(EngineConfig(time_scale=time_scale), port=port, options=options):
+        assert asyncio.get_running_loop().time() == pytest.approx(opens_at)
+        assert await trial
+        assert not await refused(port)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

@@ -8,7 +8,7 @@ import ast
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import aiohttp
@@ -18,11 +18,10 @@ from engine_stage import HELLO, Cache, Client, chat, completion, get, on_server,
 from paths import SHARED
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.server.options import ServerOptions
-from forebay.replay.engine.server.server import RunningEngine, start_engine
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.engine.tokenizer import encode_ids
 
 SAMPLES = SHARED / "vllm_cpu" / "samples"
@@ -50,27 +49,25 @@ FILES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_as_recorded(name: str) -> None:
+async def test_as_recorded(name: str) -> None:
     if name in OUT_OF_SCOPE:
         pytest.skip(OUT_OF_SCOPE[name])
     path = next(SAMPLES.glob(f"{name}.*"))
     text = path.read_text()
     if text.startswith("### request: "):
         request_line, _, rest = text.partition("\n")
-        check_exchange(name, wire.read_question(request_line, FILES), wire.read_answer(rest))
+        await check_exchange(name, wire.read_question(request_line, FILES), wire.read_answer(rest))
     else:
-        SCENES[name](text)
+        await SCENES[name](text)
 
 
-def check_exchange(name: str, question: wire.Question, recorded: wire.Answer) -> None:
-    async def scene(engine: RunningEngine, client: Client) -> wire.Answer:
+async def check_exchange(name: str, question: wire.Question, recorded: wire.Answer) -> None:
+    async with on_server(vllm_version="0.32") as (_, client):  # as recorded
         if name == "ok_truncate":  # the recorded server had answered this one before
             await wire.ask(client, post("/v1/completions", FILES["@longm.json"]))
         answer = await wire.ask(client, question)
-        return replace(answer, body=answer.body.replace(ADDED, b""))
-
+    answered = replace(answer, body=answer.body.replace(ADDED, b""))
     exact = b'"finish_reason":"stop"' not in recorded.body  # else the model decides the length
-    answered = on_server(scene, vllm_version="0.32")  # as recorded
     ours, theirs = wire.masked(answered, exact), wire.masked(recorded, exact)
     assert (ours if has_tokens(theirs) else wire.without_tokens(ours)) == theirs
 
@@ -105,11 +102,11 @@ async def left_while_running(questions: list[wire.Question]) -> list[wire.Answer
     return answers
 
 
-def stream_sigterm_abort(text: str) -> None:
+async def stream_sigterm_abort(text: str) -> None:
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     endless = {"max_tokens": 5_000, "ignore_eos": True, **usage}
     questions = [completion({**HELLO, **usage}), chat("Hello", **endless)]
-    answers = run(left_while_running(questions))
+    answers = await left_while_running(questions)
     recorded = text.split("## SIGTERM")[1:]
     assert len(recorded) == len(answers)
     for answer, part in zip(answers, recorded, strict=True):
@@ -119,8 +116,8 @@ def stream_sigterm_abort(text: str) -> None:
         assert '"finish_reason": "abort"' in ours[-3]
 
 
-def nonstream_sigterm_abort(text: str) -> None:
-    (answer,) = run(left_while_running([chat("Hello", max_tokens=5_000, ignore_eos=True)]))
+async def nonstream_sigterm_abort(text: str) -> None:
+    (answer,) = await left_while_running([chat("Hello", max_tokens=5_000, ignore_eos=True)])
     # The recording's text was shortened by hand, quotes and all: mend its JSON and its length.
     mended = re.sub(r'"content":".*","refusal"', '"content":"x","refusal"', text)
     head, _, body = mended.partition("curl exit")[0].partition("\n\n")
@@ -131,9 +128,10 @@ def nonstream_sigterm_abort(text: str) -> None:
     assert b'"finish_reason":"abort"' in answer.body
 
 
-def sigterm_default(text: str) -> None:
+async def sigterm_default(text: str) -> None:
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-    streamed, whole = run(left_while_running([completion({**HELLO, **usage}), completion(HELLO)]))
+    asked = [completion({**HELLO, **usage}), completion(HELLO)]
+    streamed, whole = await left_while_running(asked)
     last = ast.literal_eval(re.findall(r"last (\[.*\])", text)[0])
     assert wire.masked(streamed, False)[-2:] == wire.masked_events(
         "\n\n".join(last).encode(), False
@@ -143,8 +141,8 @@ def sigterm_default(text: str) -> None:
     assert whole.headers.keys() == headers.keys()
 
 
-def in_flight_when_the_engine_dies() -> tuple[wire.Answer, wire.Answer, bytes]:
-    async def scene(engine: RunningEngine, client: Client) -> tuple[wire.Answer, wire.Answer]:
+async def in_flight_when_the_engine_dies() -> tuple[wire.Answer, wire.Answer, bytes]:
+    async with on_server("engine-dead:40") as (engine, client):
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         whole = asyncio.create_task(wire.ask(client, completion(HELLO)))
         streamed = await wire.ask(client, chat("Hello", max_tokens=5_000, **usage))
@@ -153,16 +151,13 @@ def in_flight_when_the_engine_dies() -> tuple[wire.Answer, wire.Answer, bytes]:
             with pytest.raises(aiohttp.ClientConnectorError):
                 await wire.ask(other, get("/health"))
         await asyncio.wait_for(engine.stepping, 1)
-        return streamed, answer
-
-    streamed, whole = on_server(scene, "engine-dead:40")
     events = streamed.body.split(b"\n\n")
     assert sum(b'"finish_reason":null' in event for event in events) == 1 + 40
-    return streamed, whole, b"\n\n".join(events[-3:])
+    return streamed, answer, b"\n\n".join(events[-3:])
 
 
-def engine_dead(text: str) -> None:
-    _, whole, end = in_flight_when_the_engine_dies()
+async def engine_dead(text: str) -> None:
+    _, whole, end = await in_flight_when_the_engine_dies()
     last = ast.literal_eval(re.findall(r"last (\[.*\])", text)[0])
     assert end.decode() == "\n\n".join([*last, ""])
     body, headers = re.findall(r"nonstream 500 (\{.*\}) (\{'date'.*\})", text)[0]
@@ -170,15 +165,16 @@ def engine_dead(text: str) -> None:
     assert whole.headers.keys() == ast.literal_eval(headers).keys()
 
 
-def stream_engine_dead(text: str) -> None:
-    _, _, end = in_flight_when_the_engine_dies()
+async def stream_engine_dead(text: str) -> None:
+    _, _, end = await in_flight_when_the_engine_dies()
     assert text.partition("\n\n")[2].startswith(end.decode())
 
 
-def err_401_api_key(text: str) -> None:
-    async def scene(engine: RunningEngine, client: Client) -> list[wire.Answer]:
+async def err_401_api_key(text: str) -> None:
+    options = ServerOptions(api_key=["secret-1", "secret-2"])
+    async with on_server(options=options) as (_, client):
         token = {"Authorization": "Bearer secret-2"}
-        return [
+        answers = [
             await wire.ask(client, completion({"prompt": "x"})),
             await wire.ask(client, completion({"prompt": "x"}, Authorization="Bearer wrong")),
             await wire.ask(client, completion({"prompt": "x"}, Authorization="Basic secret-2")),
@@ -186,27 +182,23 @@ def err_401_api_key(text: str) -> None:
             await wire.ask(client, completion({"prompt": "x"}, **token)),
             *[await wire.ask(client, get(path)) for path in ("/health", "/metrics", "/load")],
         ]
-
-    answers = on_server(scene, options=ServerOptions(api_key=["secret-1", "secret-2"]))
     recorded = wire.masked(wire.read_answer(text))
     assert [wire.masked(answer) for answer in answers[:4]] == [recorded] * 4
     assert [answer.status for answer in answers[4:]] == ["200 OK"] * 4
 
 
-def err_503_queue_full(text: str) -> None:
-    async def scene(engine: RunningEngine, client: Client) -> list[wire.Answer]:
+async def err_503_queue_full(text: str) -> None:
+    async with on_server(max_num_seqs=2, max_num_queued_reqs=5) as (_, client):
         body = {**HELLO, "max_tokens": 500}
         filling = [asyncio.create_task(wire.ask(client, completion(body))) for _ in range(5)]
         await asyncio.sleep(0.5)
-        answers = [
-            await wire.ask(client, get("/load")),
+        load = await wire.ask(client, get("/load"))
+        refused = [
             await wire.ask(client, completion(body)),
             await wire.ask(client, chat("Hello", stream=True)),
         ]
         assert {(await task).status for task in filling} == {"200 OK"}
-        return [*answers, await wire.ask(client, get("/metrics"))]
-
-    load, *refused, metrics = on_server(scene, max_num_seqs=2, max_num_queued_reqs=5)
+        metrics = await wire.ask(client, get("/metrics"))
     assert text.partition("\n")[0].endswith(load.body.decode())
     recorded = re.findall(r"6th.*: 503 (\{'date'.*?\}) (\{.*\})", text)
     for answer, (headers, body) in zip(refused, recorded, strict=True):
@@ -216,10 +208,11 @@ def err_503_queue_full(text: str) -> None:
     assert counted in metrics.body.decode().splitlines()
 
 
-def misc_behaviour(text: str) -> None:
+async def misc_behaviour(text: str) -> None:
     """Compare line by line; "ok" stands for a successful answer."""
+    options = ServerOptions(server_dev_mode=True, enable_prompt_tokens_details=True)
+    async with on_server(options=options, enable_request_id_headers=False) as (_, client):
 
-    async def small(engine: RunningEngine, client: Client) -> None:
         async def status(question: wire.Question) -> str:
             return (await wire.ask(client, question)).status
 
@@ -241,14 +234,9 @@ def misc_behaviour(text: str) -> None:
         assert busy.body == b'{"success":false}'
         running.cancel()
 
-    on_server(
-        small,
-        options=ServerOptions(server_dev_mode=True, enable_prompt_tokens_details=True),
-        enable_request_id_headers=False,
-    )
-
-    async def busy(engine: RunningEngine, client: Client) -> dict[str, list[wire.Answer]]:
-        answers = {}
+    # Four workers tokenize, so that all come before the first one is computed.
+    answered = {}
+    async with on_server(max_num_queued_tokens=5_000, renderer_num_workers=4) as (_, client):
         for path in ("completions", "chat/completions"):
             for stream in (False, True):
                 given = {
@@ -257,13 +245,9 @@ def misc_behaviour(text: str) -> None:
                     **{"max_tokens": 2, "stream": stream},
                 }
                 asked = [wire.ask(client, post(f"/v1/{path}", given)) for _ in range(3)]
-                answers[f"{path} stream {stream}"] = await asyncio.gather(*asked)
+                answered[f"{path} stream {stream}"] = await asyncio.gather(*asked)
         alone = await wire.ask(client, completion({"prompt": X * 8_000}))
         assert alone.status == "200 OK"
-        return answers
-
-    # Four workers tokenize, so that all come before the first one is computed.
-    answered = on_server(busy, max_num_queued_tokens=5_000, renderer_num_workers=4)
     for title, answers in answered.items():
         ours = [
             (
@@ -277,7 +261,7 @@ def misc_behaviour(text: str) -> None:
         assert sorted(ours) == sorted(ast.literal_eval(line))
 
 
-def kv_events(text: str) -> None:
+async def kv_events(text: str) -> None:
     source, *lines = text.splitlines()
     assert list(json.loads(source)["0"]) == list(KvEventsConfig().as_dict())
     cache = Cache(100)
@@ -297,7 +281,7 @@ def kv_events(text: str) -> None:
             assert len(one[key]) == len(other[key])
 
 
-def kv_eviction_experiment(text: str) -> None:
+async def kv_eviction_experiment(text: str) -> None:
     cache, prompts = Cache(41), {name: encode_ids([ord(name)] * 300) for name in "ABCDE"}
     label = {h: f"{n}{i}" for n, p in prompts.items() for i, h in enumerate(p.block_hashes(32))}
     steps = re.findall(r"^(?:probe )?([A-E])(?: again)? cached (\d+) (\[.*\])$", text, re.MULTILINE)
@@ -312,30 +296,28 @@ def kv_eviction_experiment(text: str) -> None:
         assert cache.core.prefix_hits - hits == int(cached)
 
 
-def our_metrics() -> str:
-    async def scene(engine: RunningEngine, client: Client) -> str:
+async def our_metrics() -> str:
+    async with on_server(max_model_len=131_072) as (_, client):
         await wire.ask(client, completion({"prompt": "x"}))
-        return (await wire.ask(client, get("/metrics"))).body.decode()
-
-    text: str = on_server(scene, max_model_len=131_072)
+        text = (await wire.ask(client, get("/metrics"))).body.decode()
     kept = [line for line in text.splitlines(keepends=True) if "forebay_engine_" not in line]
     return "".join(kept)
 
 
-def metric_names(text: str) -> None:
+async def metric_names(text: str) -> None:
     types = dict(line.rsplit(" ", 1) for line in text.splitlines())
-    ours = dict(re.findall(r"^# TYPE (\S+) (\S+)$", our_metrics(), re.MULTILINE))
+    ours = dict(re.findall(r"^# TYPE (\S+) (\S+)$", await our_metrics(), re.MULTILINE))
     assert len(ours) >= 30
     assert ours.items() <= types.items()
 
 
-def metrics_help(text: str) -> None:
+async def metrics_help(text: str) -> None:
     help_of = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    for name, says in re.findall(r"^# HELP (\S+) (.*)$", our_metrics(), re.MULTILINE):
+    for name, says in re.findall(r"^# HELP (\S+) (.*)$", await our_metrics(), re.MULTILINE):
         assert help_of[name].startswith(says.rstrip(".")), name
 
 
-def metrics_full(text: str) -> None:
+async def metrics_full(text: str) -> None:
     def shapes(exposition: str) -> dict[str, set[tuple[str, ...]]]:
         """Label names of each sample, and the bounds of buckets."""
         found: dict[str, set[tuple[str, ...]]] = {}
@@ -346,7 +328,7 @@ def metrics_full(text: str) -> None:
                 found.setdefault(sample.name, set()).add(shape)
         return found
 
-    theirs, ours = shapes(text), shapes(our_metrics())
+    theirs, ours = shapes(text), shapes(await our_metrics())
     (info,), (their_info,) = ours.pop("vllm:cache_config_info"), theirs["vllm:cache_config_info"]
     assert set(info) < set(their_info)
     for name, labels in ours.items():
@@ -356,28 +338,25 @@ def metrics_full(text: str) -> None:
 SPELLED_OUT = {"le", "reason", "source", "finished_reason", "sleep_state"}
 
 
-def openapi(text: str) -> None:
+async def openapi(text: str) -> None:
     known = {
         (method.upper(), path)
         for path, methods in json.loads(text)["paths"].items()
         for method in methods
     }
-
-    async def scene(engine: RunningEngine, client: Client) -> list[tuple[str, str, str]]:
-        allowed = []
+    allowed = []
+    async with on_server() as (_, client):
         for method, path in sorted(known | {("GET", "/reset_prefix_cache")}):
             answer = await wire.ask(client, wire.Question("DELETE", path, {}, None))
             allowed.append((method, path, answer.headers.get("allow", "")))
-        return allowed
-
-    served = [(method, path) for method, path, allow in on_server(scene) if method in allow]
+    served = [(method, path) for method, path, allow in allowed if method in allow]
     assert set(served) <= known
     assert len(served) == 14
-    for _, path, allow in on_server(scene):  # and by no other method
+    for _, path, allow in allowed:  # and by no other method
         assert {(method, path) for method in allow.split(",") if method} <= known
 
 
-SCENES: dict[str, Callable[[str], None]] = {
+SCENES: dict[str, Callable[[str], Awaitable[None]]] = {
     scene.__name__: scene
     for scene in (
         *(engine_dead, stream_engine_dead, err_401_api_key, err_503_queue_full, misc_behaviour),

@@ -107,10 +107,10 @@ async def first_token_s(client: Client, engine: RunningEngine, prompt: object) -
     raise AssertionError("no token came")
 
 
-def test_the_live_server_makes_a_chat_wait_for_texts_but_not_for_token_ids() -> None:
+async def test_the_live_server_makes_a_chat_wait_for_texts_but_not_for_token_ids() -> None:
     """The texts are in the prefix cache, so that the engine has little to do."""
 
-    async def main(engine: RunningEngine, client: Client) -> list[float]:
+    async with on_server(max_model_len=131_072) as (engine, client):
         text, ids = "word" * 60_000, [7] * 60_000
         waits = []
         for prompt in (text, ids):
@@ -120,9 +120,7 @@ def test_the_live_server_makes_a_chat_wait_for_texts_but_not_for_token_ids() -> 
                     group.create_task(first_token_s(client, engine, prompt))
                 await asyncio.sleep(0.05)
                 waits.append(await first_token_s(client, engine, "chat"))
-        return waits
-
-    behind_texts_s, behind_ids_s = on_server(main, max_model_len=131_072)
+        behind_texts_s, behind_ids_s = waits
     times = ServerTimes()
     assert behind_texts_s > 4 * 60_000 * times.tokenize_token_s
     assert behind_ids_s < 0.7 * behind_texts_s  # reading and decoding the prompts remains

@@ -23,7 +23,6 @@ from replay_server import (
     usage,
 )
 
-from forebay.replay.clock.virtual_loop import run
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import HLOG, RUN
 from forebay.replay.runner import replay
@@ -265,58 +264,49 @@ def test_the_queue_wait_is_that_of_completed_requests(tmp_path: Path) -> None:
     )
 
 
-def test_a_target_that_goes_away_in_the_middle(tmp_path: Path) -> None:
+async def test_a_target_that_goes_away_in_the_middle(tmp_path: Path) -> None:
     """Refused connections are failures of the run, not the end of it."""
 
-    async def main() -> Any:
-        async with serve() as server:
-            asked = ReplayOptions(rows(40, gap_s=0.1), [server.url], tmp_path / "r", quiet=True)
-            running = asyncio.create_task(replay(asked))
-            await asyncio.sleep(2.03)
-        return await running
-
-    told = run(main()).values
+    async with serve() as server:
+        asked = ReplayOptions(rows(40, gap_s=0.1), [server.url], tmp_path / "r", quiet=True)
+        running = asyncio.create_task(replay(asked))
+        await asyncio.sleep(2.03)
+    told = (await running).values
     assert told["requests"] == 40
     assert told["completed"] == 21
     assert told["failed"] == {"connect": 19}
 
 
-def test_a_plain_server_behind_https(tmp_path: Path) -> None:
+async def test_a_plain_server_behind_https(tmp_path: Path) -> None:
     """The wrong scheme is found before anything is sent; during a run it would be class tls."""
     from forebay.traces.ground.errors import InputError
 
-    async def main() -> None:
-        async with serve() as server:
-            url = server.url.replace("http://", "https://")
-            asked = ReplayOptions(rows(2), [url], tmp_path / "r", quiet=True)
-            with pytest.raises(InputError, match="cannot be reached"):
-                await replay(asked)
-
-    run(main())
+    async with serve() as server:
+        url = server.url.replace("http://", "https://")
+        asked = ReplayOptions(rows(2), [url], tmp_path / "r", quiet=True)
+        with pytest.raises(InputError, match="cannot be reached"):
+            await replay(asked)
 
 
-def test_tls_is_a_class_of_its_own() -> None:
+async def test_tls_is_a_class_of_its_own() -> None:
     from yarl import URL
 
     from forebay.replay.clock.clock import Clock
     from forebay.replay.send.http.client import Client
     from forebay.replay.send.http.exchange import ClientExchange
 
-    async def main() -> ClientExchange:
-        async with (
-            serve() as server,
-            Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client,
-        ):
-            exchange = ClientExchange("x", 0.0)
-            url = URL(server.url.replace("http://", "https://"))
-            await client.send(url, b"{}", exchange, client.watch())
-            return exchange
-
-    exchange = run(main())
+    async with (
+        serve() as server,
+        Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client,
+    ):
+        exchange = ClientExchange("x", 0.0)
+        url = URL(server.url.replace("http://", "https://"))
+        await client.send(url, b"{}", exchange, client.watch())
+        exchange = exchange
     assert (exchange.outcome, exchange.reason, exchange.status) == ("failed", "tls", None)
 
 
-def test_what_is_no_http(tmp_path: Path) -> None:
+async def test_what_is_no_http(tmp_path: Path) -> None:
     from yarl import URL
 
     from forebay.replay.clock.clock import Clock
@@ -330,13 +320,10 @@ def test_what_is_no_http(tmp_path: Path) -> None:
         writer.close()
         await writer.wait_closed()
 
-    async def main() -> ClientExchange:
-        async with await asyncio.start_server(rude, "127.0.0.1", 0, family=socket.AF_INET) as up:
-            port = up.sockets[0].getsockname()[1]
-            async with Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client:
-                exchange = ClientExchange("x", 0.0)
-                url = URL(f"http://127.0.0.1:{port}/v1/completions")
-                await client.send(url, b"{}", exchange, client.watch())
-                return exchange
-
-    assert run(main()).reason == "malformed"
+    async with await asyncio.start_server(rude, "127.0.0.1", 0, family=socket.AF_INET) as up:
+        port = up.sockets[0].getsockname()[1]
+        async with Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client:
+            exchange = ClientExchange("x", 0.0)
+            url = URL(f"http://127.0.0.1:{port}/v1/completions")
+            await client.send(url, b"{}", exchange, client.watch())
+            assert exchange.reason == "malformed"
