@@ -11,15 +11,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from faulty_backends import answers, resets, sends, streams
 from proxy_stage import (
     EVENT,
-    STREAM_HEAD,
     Call,
     RawBackend,
     Stage,
-    answer,
     by_request,
-    chunk,
     settle,
     stage,
 )
@@ -73,28 +71,20 @@ RAW = [
 KEY = "good-key-of-tests"
 
 
-async def cut(call: Call) -> None:
-    await call.send(STREAM_HEAD + chunk(EVENT))
-    call.reset()
+cut = streams(EVENT, end="reset")
 
 
-async def garbage(call: Call) -> None:
-    await call.send(f"HTTP/1.1 {CANARY}\r\n{CANARY}\r\n\r\n".encode())
+garbage = sends(f"HTTP/1.1 {CANARY}\r\n{CANARY}\r\n\r\n".encode(), end="keep")
 
 
-async def reset(call: Call) -> None:
-    call.reset()
-
-
-async def busy(call: Call) -> None:
-    await call.send(answer(503, b"{}"))
+busy = answers(503, b"{}")
 
 
 async def fails(*_: object) -> None:
     raise LookupError(CANARY)  # as of a fault of ours that quotes what it stumbled over
 
 
-SERVES: list[Callable[[Call], Awaitable[None]]] = [by_request, cut, garbage, reset, busy]
+SERVES: list[Callable[[Call], Awaitable[None]]] = [by_request, cut, garbage, resets, busy]
 
 
 def traced() -> tuple[Tracer | None, Callable[[], str]]:

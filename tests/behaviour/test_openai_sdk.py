@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from proxy_stage import RawBackend, answer, silent, stage
+from faulty_backends import answers
+from proxy_stage import RawBackend, silent, stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -114,10 +115,7 @@ async def test_mistakes_are_the_right_exceptions() -> None:
      (500, openai.InternalServerError), (503, openai.InternalServerError)],
 )  # fmt: skip
 async def test_the_backends_own_errors(status: int, kind: type[Exception]) -> None:
-    async def fail(call: Any) -> None:
-        await call.send(
-            answer(status, b'{"error":{"message":"no","type":"t","param":null,"code":1}}')
-        )
+    fail = answers(status, b'{"error":{"message":"no","type":"t","param":null,"code":1}}')
 
     async with with_client(RawBackend(fail)) as client:
         with pytest.raises(kind):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from faulty_backends import sends
 from proxy_stage import (
     SHARED_LOOP,
-    Call,
     RawBackend,
     error_of,
     on_stage,
@@ -158,11 +158,7 @@ LIES = {
 
 @pytest.mark.parametrize("kind", LIES)
 async def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
-    async def lies(call: Call) -> None:
-        await call.send(LIES[kind])
-        call.reset()
-
-    async with on_stage(lies) as (on, _):
+    async with on_stage(sends(LIES[kind], end="reset")) as (on, _):
         for _ in range(5):
             async with on.post() as response:
                 assert response.status == 502

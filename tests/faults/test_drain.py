@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from certificates import on_tls, trusting
+from faulty_backends import answers
 from proxy_stage import (
     ONE_SLOT,
     STREAMED,
@@ -106,10 +107,7 @@ class TestWholeAnswers:
     async def test_a_slow_reader_gets_all_of_it(self, size: int) -> None:
         """Also what is less than writing waits for."""
 
-        async def large(call: Call) -> None:
-            await call.send(answer(200, b'{"x":"' + b"x" * size + b'"}'))
-
-        async with on_stage(large) as (on, backends):
+        async with on_stage(answers(200, b'{"x":"' + b"x" * size + b'"}')) as (on, backends):
             client = await Raw.connect(on, receives=4096)
             await little_room(on)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]

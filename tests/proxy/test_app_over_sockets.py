@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from faulty_backends import faults
+from faulty_backends import answers, faults, streams, waits_for
 from proxy_stage import (
     DONE,
     EVENT,
@@ -88,11 +88,7 @@ async def test_equal_ids_at_one_time_differ_at_the_server() -> None:
     """vLLM up to 0.11 mixes up two requests of one id."""
     together = asyncio.Event()
 
-    async def waits(call: Call) -> None:
-        await together.wait()
-        await whole(call)
-
-    async with on_stage(waits) as (on, backends):
+    async with on_stage(waits_for(together, whole)) as (on, backends):
 
         async def ask(path: str) -> str:
             async with on.post(path=path, headers={"x-request-id": "same"}) as response:
@@ -150,8 +146,7 @@ class TestBeforeTheFirstByte:
             assert backends[0].open == 0  # it was hung up on
 
     async def test_where_it_was_sent_is_told_to_debuggers_only(self) -> None:
-        async def away(call: Call) -> None:
-            await call.send(answer(302, b"", "location: http://127.0.0.1:1/"))
+        away = answers(302, b"", "location: http://127.0.0.1:1/")
 
         async with on_stage(away, debug_headers=False) as (on, _), on.post() as response:
             assert response.headers["x-forebay-queue-ms"]
@@ -235,12 +230,7 @@ class TestLife:
             assert any("b0 is up" in line for line in on.said)
 
     async def test_draining_lets_streams_run_out(self) -> None:
-        async def slow(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(EVENT))
-            await asyncio.sleep(5)
-            await call.send(chunk(DONE) + b"0\r\n\r\n")
-
-        async with on_stage(slow) as (on, _):
+        async with on_stage(streams(EVENT, DONE, every_s=5)) as (on, _):
             async with on.post(STREAMED) as response:
                 drained = asyncio.create_task(on.proxy.drain(30))
                 await asyncio.sleep(1)

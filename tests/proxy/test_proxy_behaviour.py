@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from faulty_backends import answers
 from proxy_stage import (
     DONE,
     EVENT,
@@ -115,8 +116,7 @@ class TestAFleetThatRefuses:
     async def test_is_asked_once_for_each_request(self, status: int, together: bool) -> None:
         body = b'{"error":{"message":"no","type":"x","param":null,"code":null}}'
 
-        async def refuses(call: Call) -> None:
-            await call.send(answer(status, body))
+        refuses = answers(status, body)
 
         async with on_stage(refuses, refuses) as (on, backends):
             got: list[tuple[int, float, bool]] = []
@@ -155,5 +155,4 @@ class TestAFleetThatRefuses:
             assert len(backends[0].calls) > 2  # refused there, and then served by the other one
 
 
-async def busy(call: Call) -> None:
-    await call.send(answer(503, b'{"error":"busy"}'))
+busy = answers(503, b'{"error":"busy"}')

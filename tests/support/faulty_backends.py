@@ -10,25 +10,77 @@ END = b"0\r\n\r\n"
 ABORT = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
 
 
-def sends(*parts: bytes, end: Literal["keep", "stay", "close", "reset"] = "stay") -> Serve:
-    """Send `parts`, each a moment after the one before it; then do with the connection what
-    `end` says. `stay` answers no other request on it, `keep` does.
-    """
+End = Literal["keep", "stay", "close", "reset"]
+"""What becomes of the connection after an answer. `stay` answers no other request on it."""
+
+
+def sends(*parts: bytes, end: End = "stay") -> Serve:
+    """Send `parts`, each a moment after the one before it."""
 
     async def serve(call: Call) -> None:
         for number, part in enumerate(parts):
             if number:
                 await asyncio.sleep(0.1)
             await call.send(part)
-        match end:
-            case "close":
-                call.writer.close()
-            case "reset":
-                call.reset()
-            case "stay":
-                await call.hung_up()
+        await _ended(call, end)
 
     return serve
+
+
+def answers(status: int, body: bytes, *headers: str) -> Serve:
+    """Send a whole answer."""
+    return sends(answer(status, body, *headers), end="keep")
+
+
+def streams(*events: bytes, every_s: float = 0.0, end: End = "keep") -> Serve:
+    """Stream `events`, each a chunk and so many seconds after the one before it."""
+
+    async def serve(call: Call) -> None:
+        data = STREAM_HEAD
+        for number, event in enumerate(events):
+            if number and every_s:
+                await call.send(data)
+                await asyncio.sleep(every_s)
+                data = b""
+            data += chunk(event)
+        await call.send(data + (END if end == "keep" else b""))
+        await _ended(call, end)
+
+    return serve
+
+
+async def _ended(call: Call, end: End) -> None:
+    match end:
+        case "close":
+            call.writer.close()
+        case "reset":
+            call.reset()
+        case "stay":
+            await call.hung_up()
+
+
+async def resets(call: Call) -> None:
+    call.reset()
+
+
+def late(seconds: float, serve: Serve) -> Serve:
+    """Do as `serve`, so many seconds later."""
+
+    async def serves(call: Call) -> None:
+        await asyncio.sleep(seconds)
+        await serve(call)
+
+    return serves
+
+
+def waits_for(until: asyncio.Event, serve: Serve) -> Serve:
+    """Do as `serve` once the event is set."""
+
+    async def serves(call: Call) -> None:
+        await until.wait()
+        await serve(call)
+
+    return serves
 
 
 def error_event(message: str, code: int) -> bytes:

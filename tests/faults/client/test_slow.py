@@ -5,7 +5,8 @@ import socket
 
 import pytest
 from aiohttp import web
-from proxy_stage import STREAM_HEAD, USAGE, Call, chunk, now, on_stage, settle, silent
+from faulty_backends import streams
+from proxy_stage import USAGE, now, on_stage, settle, silent
 from raw_client import (
     BODY,
     GOOD,
@@ -72,12 +73,7 @@ class TestSlowRequests:
     async def test_behind_an_answer_that_is_under_way(self) -> None:
         """The answer goes out whole, then the connection closes; no 408 in the middle of it."""
 
-        async def slow(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(USAGE))
-            await asyncio.sleep(30)
-            await call.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-
-        async with on_stage(slow) as (on, _):
+        async with on_stage(streams(USAGE, b"data: [DONE]\n\n", every_s=30)) as (on, _):
             body = b'{"prompt":"x","stream":true}'
             first = POST + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
             got = await raw(on, first, HEAD, pause_s=1)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from faulty_backends import answers, sends, streams
 from proxy_stage import (
     DONE,
     EVENT,
@@ -31,14 +32,10 @@ CHUNKS = 500
 LEAVES = pytest.mark.parametrize("how", ["close", "reset", "half"])
 
 
-async def stalls(call: Call) -> None:
-    await call.send(STREAM_HEAD + chunk(EVENT))
-    await call.hung_up()
+stalls = streams(EVENT, end="stay")
 
 
-async def begins(call: Call) -> None:
-    await call.send(STREAM_HEAD)
-    await call.hung_up()
+begins = streams(end="stay")
 
 
 async def floods(call: Call) -> None:
@@ -111,10 +108,7 @@ class TestLeaving:
 
     @LEAVES
     async def test_while_it_is_tried_a_second_time(self, how: str) -> None:
-        async def fails(call: Call) -> None:
-            await call.send(answer(500, b"{}"))
-
-        async with on_stage(fails, silent) as (on, backends):
+        async with on_stage(answers(500, b"{}"), silent) as (on, backends):
             client = await Raw.connect(on)
             client.post()
             await asyncio.sleep(0.1)
@@ -218,8 +212,7 @@ class TestReading:
 
     @pytest.mark.parametrize("what", ["stream", "whole"])
     async def test_a_reader_that_never_reads_is_cut_off(self, what: str) -> None:
-        async def huge(call: Call) -> None:
-            await call.send(answer(200, b'{"x":"' + b"x" * (12 << 20) + b'"}'))
+        huge = answers(200, b'{"x":"' + b"x" * (12 << 20) + b'"}')
 
         async with on_stage(
             floods if what == "stream" else huge, timeouts={"client_write": "2s"}
@@ -305,9 +298,9 @@ class TestReading:
 async def test_an_early_refusal_of_a_large_body_is_passed_on() -> None:
     """A backend may answer before it has read everything."""
 
-    async def early(call: Call) -> None:
-        await call.send(answer(413, b'{"error":{"message":"too long"}}', "connection: close"))
-        call.writer.close()
+    early = sends(
+        answer(413, b'{"error":{"message":"too long"}}', "connection: close"), end="close"
+    )
 
     async with on_stage(early) as (on, _):
         client = await Raw.connect(on)

@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
-from faulty_backends import fails
+from faulty_backends import answers, fails, resets
 from proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,
     Call,
     Serve,
-    answer,
     by_request,
     chunk,
     on_stage,
@@ -27,12 +26,7 @@ def on_poison(fault: Serve) -> Serve:
     return serve
 
 
-async def resets(call: Call) -> None:
-    call.reset()
-
-
-async def whole_for_a_stream(call: Call) -> None:
-    await call.send(answer(200, b"{}"))
+whole_for_a_stream = answers(200, b"{}")
 
 
 async def error_event(call: Call) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from faulty_backends import busy, fails
+from faulty_backends import busy, fails, late, resets, sends
 from proxy_stage import (
     DONE,
     EVENT,
@@ -198,11 +198,7 @@ class TestOfForebay:
             await first
 
     async def test_a_server_that_dies_behind_them_is_replaced(self) -> None:
-        async def dies(call: Call) -> None:
-            await asyncio.sleep(5)
-            call.reset()
-
-        async with on_stage(dies, stream, **OFTEN) as (on, backends):
+        async with on_stage(late(5, resets), stream, **OFTEN) as (on, backends):
             assert (await heard(on))[:2] == (200, COMMENT * 2 + GOOD)
             assert [len(b.calls) for b in backends] == [1, 1]
 
@@ -231,11 +227,7 @@ class TestOfForebay:
         ids=["as it is", "of old", "no JSON", "too large"],
     )
     async def test_a_servers_error_behind_them_is_an_event(self, said: bytes, error: Any) -> None:
-        async def refuses(call: Call) -> None:
-            await asyncio.sleep(5)
-            await call.send(said)
-
-        async with on_stage(refuses, **OFTEN) as (on, _):
+        async with on_stage(late(5, sends(said, end="keep")), **OFTEN) as (on, _):
             status, body, _ = await heard(on)
             got = error_in(body, COMMENT)
             assert status == 200
@@ -243,9 +235,7 @@ class TestOfForebay:
 
     @pytest.mark.parametrize("comment", [b"", COMMENT])
     async def test_the_client_leaves(self, comment: bytes) -> None:
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + (chunk(comment) if comment else b""))
-            await call.hung_up()
+        serve = sends(STREAM_HEAD + (chunk(comment) if comment else b""))
 
         async with on_stage(serve, **OFTEN) as (on, backends):
             async with on.post(STREAMED) as response:
@@ -270,11 +260,7 @@ class TestOfForebay:
     async def test_a_reload_behind_them(self) -> None:
         """The request keeps its heartbeats, and goes to the server that has come."""
 
-        async def dies(call: Call) -> None:
-            await asyncio.sleep(9)
-            call.reset()
-
-        old, new = RawBackend(dies), RawBackend(stream)
+        old, new = RawBackend(late(9, resets)), RawBackend(stream)
         loaded: list[Config] = []
         async with (
             old.running(),

@@ -10,7 +10,20 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
+from faulty_backends import (
+    answers,
+    busy,
+    cuts,
+    fails,
+    faults,
+    late,
+    malformed,
+    malformed_whole,
+    resets,
+    sends,
+    streams,
+    waits_for,
+)
 from proxy_stage import (
     DONE,
     EVENT,
@@ -142,12 +155,8 @@ class TestHangs:
         """A request that was retried once has to stay; requests behind it go elsewhere."""
         begun = asyncio.Event()
 
-        async def resets(call: Call) -> None:
-            await begun.wait()
-            call.reset()
-
         async with on_stage(
-            resets,
+            waits_for(begun, resets),
             silent,
             stream,
             **AHEAD,
@@ -221,11 +230,7 @@ class TestLost:
         """Killed with many in prefill: the share of retries is not for these."""
         dead = asyncio.Event()
 
-        async def dies(call: Call) -> None:
-            await dead.wait()
-            call.reset()
-
-        async with on_stage(dies, stream, **AHEAD) as (on, backends):
+        async with on_stage(waits_for(dead, resets), stream, **AHEAD) as (on, backends):
             tasks = at_once(on, 40)
             await asyncio.sleep(0.2)
             assert backends[0].open > 5
@@ -250,9 +255,7 @@ class TestLost:
             assert len(backends[0].calls) > 6  # it did happen
 
     async def test_a_poisonous_request_is_not_passed_around(self) -> None:
-        async def dies(call: Call) -> None:
-            await asyncio.sleep(2)
-            call.reset()
+        dies = late(2, resets)
 
         async with on_stage(dies, dies, dies) as (on, backends):
             assert (await ask(on))[0] == 502
@@ -339,15 +342,7 @@ class TestServerErrors:
         """Everyone fails at one instant: three are tried again, the others get the 500."""
         together = asyncio.Event()
 
-        async def fail_together(call: Call) -> None:
-            await together.wait()
-            await fails(call)
-
-        async def slowly(call: Call) -> None:
-            await asyncio.sleep(5)
-            await stream(call)
-
-        async with on_stage(fail_together, slowly, **AHEAD) as (on, backends):
+        async with on_stage(waits_for(together, fails), late(5, stream), **AHEAD) as (on, backends):
             backends[1].healthy = False
             await asyncio.sleep(3)
             tasks = at_once(on, 12)
@@ -419,11 +414,7 @@ class TestServerErrors:
             else:
                 await stream(call)
 
-        async def slowly(call: Call) -> None:
-            await asyncio.sleep(20)
-            await stream(call)
-
-        async with on_stage(fails_the_first, slowly, **ONE_SLOT) as (on, _):
+        async with on_stage(fails_the_first, late(20, stream), **ONE_SLOT) as (on, _):
             tasks = at_once(on, 2)  # one at each backend
             await asyncio.sleep(0.1)
             queued = at_once(on, 2)  # as many as may wait
@@ -436,15 +427,11 @@ class TestServerErrors:
     async def test_gray_failure_is_drained_and_comes_back(self) -> None:
         pace = [3.0]
 
-        async def quick(call: Call) -> None:
-            await asyncio.sleep(0.05)
-            await stream(call)
-
         async def slow(call: Call) -> None:
             await asyncio.sleep(pace[0])
             await stream(call)
 
-        async with on_stage(slow, quick, **AHEAD) as (on, _):
+        async with on_stage(slow, late(0.05, stream), **AHEAD) as (on, _):
             cost = {name: b.cost for name, b in on.proxy.driver.shaper.backends.items()}
             for _ in range(12):
                 await asyncio.gather(*at_once(on, 6))
@@ -512,8 +499,7 @@ class TestMalformed:
     ) -> None:
         said = unreadable()[how]
 
-        async def serve(call: Call) -> None:
-            await call.send(said)
+        serve = sends(said, end="keep")
 
         async with on_stage(serve, serve) as (on, backends):
             used: list[int] = []
@@ -536,9 +522,7 @@ class TestMalformed:
         """The first event, and one in the middle."""
         said = b"data: " + event + b"\n\n"
 
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(said) + chunk(EVENT) + chunk(said) + chunk(DONE))
-            await call.send(b"0\r\n\r\n")
+        serve = streams(said, EVENT, said, DONE)
 
         async with on_stage(serve, serve) as (on, backends):
             assert await ask(on) == (200, said + EVENT + said + DONE)
@@ -619,8 +603,7 @@ class TestMalformed:
     async def test_client_errors_pass_unchanged(self, status: int, body: dict[str, Any]) -> None:
         said = b'{ "error":"Unauthorized" }'
 
-        async def refuse(call: Call) -> None:
-            await call.send(answer(status, said, "x-should-retry: false"))
+        refuse = answers(status, said, "x-should-retry: false")
 
         async with on_stage(refuse, refuse) as (on, backends):
             for _ in range(5):
@@ -631,13 +614,7 @@ class TestMalformed:
             assert not any("is down" in line for line in on.said)
 
     async def test_other_paths_are_bounded_and_tried_twice_too(self) -> None:
-        async def broken(call: Call) -> None:
-            call.reset()
-
-        async def models(call: Call) -> None:
-            await call.send(answer(200, b'{"data":[]}'))
-
-        async with on_stage(broken, models) as (on, _):
+        async with on_stage(resets, answers(200, b'{"data":[]}')) as (on, _):
             for _ in range(4):
                 async with on.client.get(on.url + "/v1/models") as response:
                     assert (response.status, await response.read()) == (200, b'{"data":[]}')
@@ -674,10 +651,7 @@ class TestMalformed:
         event = b'data: {"x":"' + b"x" * (MAX_EVENT_BYTES - 15) + b'"}\n\n'
         assert len(event) > MAX_EVENT_BYTES
 
-        async def large(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-        async with on_stage(large) as (on, _):
+        async with on_stage(streams(event, DONE)) as (on, _):
             assert await ask(on) == (200, event + DONE)
 
     @pytest.mark.parametrize("end", [b"\n\n", b""], ids=["many", "one"])
@@ -700,11 +674,8 @@ class TestMalformed:
             assert on.proxy.backends.health.state("b0") == "ejected"
 
     async def test_other_paths_fail_clearly(self) -> None:
-        async def huge(call: Call) -> None:
-            await call.send(answer(200, b"x" * 200_000))
-
         async with (
-            on_stage(huge, limits={"answer": 100_000}) as (on, _),
+            on_stage(answers(200, b"x" * 200_000), limits={"answer": 100_000}) as (on, _),
             on.client.get(on.url + "/v1/models") as response,
         ):
             assert response.status == 502
@@ -732,12 +703,10 @@ class InTurn:
         await self._serves.pop(0)(call)
 
 
-async def embeds(call: Call) -> None:
-    await call.send(answer(200, b'{"data":[]}'))
+embeds = answers(200, b'{"data":[]}')
 
 
-async def begins_a_response(call: Call) -> None:
-    await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
+begins_a_response = streams(CREATED, COMPLETED)
 
 
 class TestOtherPathsTellOfHealth:
@@ -841,24 +810,13 @@ class TestOtherStreams:
             assert sum(len(b.calls) for b in backends) == 1
 
     async def test_another_answers_before_the_first_event(self) -> None:
-        async def broken(call: Call) -> None:
-            await call.send(STREAM_HEAD)
-            call.reset()
-
-        async def good(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(CREATED) + chunk(COMPLETED) + b"0\r\n\r\n")
-
-        async with on_stage(broken, good) as (on, _):
+        async with on_stage(streams(end="reset"), streams(CREATED, COMPLETED)) as (on, _):
             for _ in range(2):
                 async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert await response.read() == CREATED + COMPLETED
 
     async def test_the_backend_is_hung_up_on_when_the_client_leaves(self) -> None:
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(CREATED))
-            await call.hung_up()
-
-        async with on_stage(serve) as (on, backends):
+        async with on_stage(streams(CREATED, end="stay")) as (on, backends):
             async with on.post(UNSHAPED, "/v1/embeddings") as response:
                 await response.content.readany()
                 response.close()
@@ -956,19 +914,13 @@ class TestMidStream:
     async def test_usage_that_makes_no_sense_harms_nobody(self, usage: dict[str, Any]) -> None:
         event = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
 
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(EVENT) + chunk(event) + chunk(DONE))
-            await call.send(b"0\r\n\r\n")
-
-        async with on_stage(serve) as (on, _):
+        async with on_stage(streams(EVENT, event, DONE)) as (on, _):
             assert await ask(on) == (200, EVENT + event + DONE)
 
     async def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
         """The time-out of first tokens does not apply: only the end of the answer can be seen."""
 
-        async def long(call: Call) -> None:
-            await asyncio.sleep(50)
-            await whole(call)
+        long = late(50, whole)
 
         async with on_stage(long, timeouts={"first_token": "10s", "answer": "60s"}) as (on, _):
             assert await ask(on, {"prompt": "x"}) == (200, WHOLE)

@@ -11,6 +11,7 @@ import openai
 import orjson
 import pytest
 from body_reading import read_body
+from faulty_backends import answers, streams
 from proxy_stage import (
     STREAM_HEAD,
     Call,
@@ -21,6 +22,7 @@ from proxy_stage import (
     error_of,
     on_stage,
     settle,
+    silent,
     stage,
     until,
 )
@@ -233,15 +235,7 @@ class TestStreams:
             parts = [re.sub(rb"event: .*\n", b"", part) for part in parts]
         opening, middle, end = parts
 
-        async def cut(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(opening) + chunk(middle) + b"0\r\n\r\n")
-
-        async def good(call: Call) -> None:
-            await call.send(
-                STREAM_HEAD + chunk(opening) + chunk(middle) + chunk(end) + b"0\r\n\r\n"
-            )
-
-        async with on_stage(cut) as (on, backends):
+        async with on_stage(streams(opening, middle)) as (on, backends):
             got = b""
             async with on.post(asked(dialect, stream=True), dialect.path) as response:
                 with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
@@ -251,7 +245,7 @@ class TestStreams:
             assert last.startswith(b"event: error\ndata: ")
             said = orjson.loads(last.split(b"data: ")[1])
             assert (said["type"], said["error"]["code"]) == ("error", "upstream_stream_error")
-            backends[0].serve = good
+            backends[0].serve = streams(opening, middle, end)
             async with on.post(asked(dialect, stream=True), dialect.path) as response:
                 assert await response.read() == opening + middle + end
 
@@ -285,13 +279,10 @@ class TestShaping:
     async def test_long_prompts_wait_in_their_bucket_and_are_rejected(
         self, dialect: Dialect
     ) -> None:
-        async def hangs(call: Call) -> None:
-            await call.hung_up()
-
         buckets = [{"name": "chat", "up_to": 5000},
                    {"name": "document", "up_to": 131072, "max_queue": 2,
                     "prefills_per_backend": 1}]  # fmt: skip
-        async with on_stage(hangs, buckets=buckets) as (on, _):
+        async with on_stage(silent, buckets=buckets) as (on, _):
             body = asked(dialect, "word " * 80_000)
             waiting = [
                 asyncio.ensure_future(on.post({**body, "user": str(n)}, dialect.path).__aenter__())
@@ -361,10 +352,7 @@ class TestPreviousResponse:
         self, keys: bool, tmp_path: Path
     ) -> None:
         def keeping(name: str) -> Any:
-            async def serve(call: Call) -> None:
-                await call.send(answer(200, orjson.dumps(whole_response(f"resp_{name}"))))
-
-            return serve
+            return answers(200, orjson.dumps(whole_response(f"resp_{name}")))
 
         tenants = {"tenants": {"keys": keys_of(tmp_path, "owner", "other")}} if keys else {}
         async with on_stage(keeping("x"), keeping("y"), **tenants) as (on, backends):
@@ -443,10 +431,7 @@ class TestPreviousResponse:
             assert (await ask(evil, request_id=diary))[1] != diary or not makes_ids
 
     async def test_without_keys_the_backend_knows_its_responses(self) -> None:
-        async def serve(call: Call) -> None:
-            await call.send(answer(200, orjson.dumps(whole_response("r1"))))
-
-        async with on_stage(serve) as (on, backends):
+        async with on_stage(answers(200, orjson.dumps(whole_response("r1")))) as (on, backends):
             body = asked(RESPONSES, previous_response_id="resp_unknown")
             assert await on.status(body, RESPONSES.path) == 200
             assert b"request_id" not in backends[0].calls[0].body
@@ -479,11 +464,9 @@ class TestPreviousResponse:
         assert kept.going_on(request, str(MOST_KEPT + 1)).home == "gpu1"
 
     async def test_where_its_backend_is_down_another_may_say_so(self) -> None:
-        async def unknown(call: Call) -> None:
-            await call.send(answer(404, b'{"error":{"message":"no such response"}}'))
+        unknown = answers(404, b'{"error":{"message":"no such response"}}')
 
-        async def makes(call: Call) -> None:
-            await call.send(answer(200, orjson.dumps(whole_response("r1"))))
+        makes = answers(200, orjson.dumps(whole_response("r1")))
 
         async with on_stage(makes, unknown) as (on, backends):
             made, other = backends

@@ -5,8 +5,9 @@ from typing import Any
 
 import orjson
 import pytest
+from faulty_backends import answers, streams
 from paths import ROOT
-from proxy_stage import STREAM_HEAD, Call, answer, chunk, on_stage
+from proxy_stage import STREAM_HEAD, Call, chunk, on_stage
 
 from forebay.proxy.api.dialects import DIALECTS, Dialect
 
@@ -69,10 +70,7 @@ class TestNewEndpoint:
             assert 'forebay_cached_tokens_total{backend="b0"} 40.0' in text
 
     async def test_an_end_without_its_last_event_is_a_cut(self) -> None:
-        async def cut(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(OPENING) + chunk(MIDDLE) + b"0\r\n\r\n")
-
-        async with on_stage(cut) as (on, _):
+        async with on_stage(streams(OPENING, MIDDLE)) as (on, _):
             got = b""
             async with on.post({**BODY, "stream": True}, Conversation.path) as response:
                 with pytest.raises(Exception, match="payload"):  # noqa: PT012
@@ -81,8 +79,7 @@ class TestNewEndpoint:
             assert got.startswith(OPENING + MIDDLE + b"event: error\ndata: ")
 
     async def test_errors_and_methods(self) -> None:
-        async def serve(call: Call) -> None:
-            await call.send(answer(200, b'{"usage": {"read": 7, "known": 0, "output_tokens": 1}}'))
+        serve = answers(200, b'{"usage": {"read": 7, "known": 0, "output_tokens": 1}}')
 
         async with on_stage(serve, buckets=[{"name": "chat", "up_to": 5000}]) as (on, _):
             async with on.client.get(on.url + Conversation.path) as response:

@@ -6,14 +6,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from faulty_backends import waits_for
 from proxy_stage import (
-    Call,
     RawBackend,
     Stage,
     by_request,
     error_of,
     on_stage,
     settle,
+    silent,
     stage,
     until,
 )
@@ -105,12 +106,7 @@ async def test_queued_requests_are_held_when_the_last_backend_goes_down() -> Non
     async with on_stage(None, slots=1, buckets=PATIENT, **HOLD) as (on, backends):
         (backend,) = backends
         stays = asyncio.Event()
-
-        async def slow(call: Call) -> None:
-            await stays.wait()
-            await by_request(call)
-
-        backend.serve, usual = slow, backend.serve
+        backend.serve, usual = waits_for(stays, by_request), backend.serve
         first = asyncio.create_task(status(on))
         await settle()
         second = asyncio.create_task(status(on))
@@ -128,11 +124,7 @@ async def test_queued_requests_are_held_when_the_last_backend_goes_down() -> Non
 
 async def test_time_in_the_queue_counts_against_the_clients_timeout() -> None:
     async with on_stage(None, slots=1, buckets=PATIENT, **HOLD) as (on, backends):
-
-        async def never(call: Call) -> None:
-            await call.hung_up()
-
-        backends[0].serve = never
+        backends[0].serve = silent
         first = asyncio.create_task(status(on))
         await settle()
         loop = asyncio.get_running_loop()

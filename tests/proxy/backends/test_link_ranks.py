@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from proxy_stage import RawBackend, Stage, answer, by_request, on_stage, stage, until
+from faulty_backends import answers, late
+from proxy_stage import RawBackend, Stage, by_request, on_stage, stage, until
 
 from forebay.proxy.admin.backend_facts import engine_facts
 from forebay.proxy.backends.discovery import Discovery
@@ -221,11 +222,7 @@ async def test_a_reload_changes_the_number_of_ranks_and_loses_nothing(tmp_path: 
     def load() -> Config:
         return load_config(file, {"listen": {"port": 0, "admin_port": 0}}, {})
 
-    async def slow(call: Any) -> None:
-        await asyncio.sleep(2)
-        await by_request(call)
-
-    backend = RawBackend(slow, metrics=engines(*[100] * 8))
+    backend = RawBackend(late(2, by_request), metrics=engines(*[100] * 8))
     async with backend.running():
 
         def write(ranks: Any) -> None:
@@ -262,10 +259,7 @@ async def test_a_reload_changes_the_number_of_ranks_and_loses_nothing(tmp_path: 
 async def test_a_refused_rank_reaches_the_client_as_vllm_says_it() -> None:
     """A vLLM whose metrics are closed: nothing tells the number of its ranks."""
 
-    async def out_of_range(call: Any) -> None:
-        await call.send(
-            answer(400, b'{"error":{"message":"data_parallel_rank 3 is out of range"}}')
-        )
+    out_of_range = answers(400, b'{"error":{"message":"data_parallel_rank 3 is out of range"}}')
 
     async with on_stage(out_of_range, each={"data_parallel": 4}, wait_up=4) as (on, _):
         assert [status for status, _ in await ask(on)] == [400]

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from body_reading import read_body
+from faulty_backends import answers, resets
 from proxy_stage import (
     WHOLE,
     Call,
@@ -84,13 +85,10 @@ class TestRouting:
     async def test_a_backend_of_another_model_does_not_take_over(self) -> None:
         """Neither by work stealing nor by a retry nor while the own backend is down."""
 
-        async def broken(call: Any) -> None:
-            call.reset()
-
         patient = [{"name": "chat", "up_to": 5000, "max_wait": "30s"}]
         async with two_models(slots=1, buckets=patient) as (on, tiny, large):
             assert await asyncio.gather(*(ask(on, "large") for _ in range(8))) == [200] * 8
-            large.serve = broken
+            large.serve = resets
             assert await ask(on, "large") == 502
             large.healthy = False
             await until(lambda: not on.proxy.backends.links["b1"].up)
@@ -172,10 +170,7 @@ class TestRouting:
     async def test_a_server_that_fails_loses_what_another_serves(self) -> None:
         """The healthy server gets the requests for the base model, the other one its adapter's."""
 
-        async def failing(call: Any) -> None:
-            await call.send(answer(500, b"{}"))
-
-        one = RawBackend(failing, models={"base": {}, "lora": {"parent": "base"}})
+        one = RawBackend(answers(500, b"{}"), models={"base": {}, "lora": {"parent": "base"}})
         two = RawBackend(models={"base": {}})
         async with on_stage(one, two) as (on, _):
             found = [await ask(on, "base") for _ in range(60)]
@@ -259,10 +254,7 @@ class TestRouting:
         """Though another one serves the model below it."""
         base: dict[str, dict[str, Any]] = {"base": {}}
 
-        async def failing(call: Call) -> None:
-            await call.send(answer(500, b"{}"))
-
-        one = RawBackend(failing, models=base | {"lora": {"parent": "base"}})
+        one = RawBackend(answers(500, b"{}"), models=base | {"lora": {"parent": "base"}})
         two = RawBackend(models=base)
         async with on_stage(one, two) as (on, _):
             backends = on.proxy.backends
@@ -396,8 +388,7 @@ class TestTheList:
             assert await response.read() == WHOLE
 
     async def test_where_all_serve_the_same_a_backend_answers(self) -> None:
-        async def models(call: Any) -> None:
-            await call.send(answer(200, b'{"mine": 1}'))
+        models = answers(200, b'{"mine": 1}')
 
         both = [RawBackend(models, models=TINY), RawBackend(models, models=TINY)]
         async with (

@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from faulty_backends import late, resets, waits_for
 from proxy_processes import proxy_process
-from proxy_stage import Call, RawBackend, Stage, by_request, on_stage, stage
+from proxy_stage import Call, RawBackend, Stage, by_request, on_stage, silent, stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.core.explain.receipt import Receipt
@@ -82,11 +83,7 @@ async def test_nobody_of_that_name(query: str) -> None:
 async def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
     release = asyncio.Event()
 
-    async def slowly(call: Call) -> None:
-        await release.wait()
-        await by_request(call)
-
-    async with on_stage(slowly) as (on, _):
+    async with on_stage(waits_for(release, by_request)) as (on, _):
         long = {**STREAM, "prompt": "x" * 400_000}
         first = asyncio.create_task(post(on, "first", long))
         await asyncio.sleep(0.1)
@@ -108,10 +105,7 @@ async def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
 
 
 async def test_the_failure_at_the_first_backend_and_the_second_attempt() -> None:
-    async def reset(call: Call) -> None:
-        call.reset()
-
-    async with on_stage(reset, None) as (on, _):
+    async with on_stage(resets, None) as (on, _):
         assert await post(on, "one") == 200
         _, told = await status(on, "?request=one")
         ways = [(step["event"], step["backend"]) for step in told["timeline"]]
@@ -124,9 +118,6 @@ async def test_the_failure_at_the_first_backend_and_the_second_attempt() -> None
 
 
 async def test_a_client_that_left() -> None:
-    async def silent(call: Call) -> None:
-        await call.hung_up()
-
     async with on_stage(silent) as (on, _):
         task = asyncio.create_task(post(on, "gone"))
         await asyncio.sleep(0.2)
@@ -260,11 +251,7 @@ def test_the_main_reason(state: dict[str, Any], reason: str) -> None:
 
 
 async def test_a_dry_run_sends_nothing_and_leaves_no_trace() -> None:
-    async def slowly(call: Call) -> None:
-        await asyncio.sleep(20.0)
-        await by_request(call)
-
-    async with on_stage(slowly) as (on, (backend,)):
+    async with on_stage(late(20.0, by_request)) as (on, (backend,)):
 
         async def dry(body: object, query: str = "", **headers: str) -> tuple[int, Any]:
             data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())

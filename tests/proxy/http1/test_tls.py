@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import trustme
 from certificates import CA, on_tls, trusting, write
-from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, stage
+from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, silent, stage
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, client_context, server_context
@@ -87,10 +87,6 @@ class TestPublicPort:
 
     async def test_a_client_that_leaves_frees_the_backend(self, tmp_path: Path) -> None:
         async with on_tls(tmp_path) as (on, backend):
-
-            async def silent(call: Any) -> None:
-                await call.hung_up()
-
             backend.serve = silent
             ask = on.client.post(on.url + "/v1/completions", json=STREAMED, ssl=trusting())
             task = asyncio.ensure_future(ask)

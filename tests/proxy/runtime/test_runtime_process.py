@@ -11,8 +11,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from faulty_backends import streams
 from proxy_processes import PATIENCE_S, proxy_process, ready
-from proxy_stage import DONE, EVENT, STREAM_HEAD, Call, RawBackend, chunk
+from proxy_stage import DONE, EVENT, Call, RawBackend
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.log_events import LogEvent
@@ -58,12 +59,7 @@ def test_waiting_lines_are_written_at_the_end(
 
 
 def slow_stream() -> Callable[[Call], Awaitable[None]]:
-    async def serve(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(EVENT))
-        await asyncio.sleep(1.5)
-        await call.send(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
-
-    return serve
+    return streams(EVENT, EVENT + DONE, every_s=1.5)
 
 
 async def streamed(client: aiohttp.ClientSession, url: str) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_backends import waits_for
 from proxy_stage import (
     USAGE,
     WHOLE,
@@ -98,12 +99,8 @@ async def test_a_tenant_uses_its_models_only(tmp_path: Path, aliases: dict[str, 
 async def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None:
     free = asyncio.Event()
 
-    async def serve(call: Call) -> None:
-        await free.wait()
-        await by_request(call)
-
     acme = {"max_concurrency": 4}
-    staged = scene_of(tmp_path, serve, acme=acme, slots=1, buckets=PATIENT)
+    staged = scene_of(tmp_path, waits_for(free, by_request), acme=acme, slots=1, buckets=PATIENT)
     async with staged as (on, backends):
         tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
         embedding = asyncio.create_task(ask(on, path="/v1/embeddings"))

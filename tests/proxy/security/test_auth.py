@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from proxy_stage import RawBackend, Stage, answer, error_of, on_stage, whole
+from faulty_backends import answers
+from proxy_stage import RawBackend, Stage, error_of, on_stage, whole
 from said import Said
 
 from forebay.proxy.api.cache_salt import CacheSalts
@@ -569,10 +570,7 @@ class TestOverHttp:
 
 
 async def test_without_keys_the_clients_authorization_is_the_backends_to_check() -> None:
-    async def refuses(call: Any) -> None:
-        await call.send(answer(401, b'{"error":"Unauthorized"}'))
-
-    async with on_stage(refuses) as (on, (backend,)):
+    async with on_stage(answers(401, b'{"error":"Unauthorized"}')) as (on, (backend,)):
         async with on.post(**with_key("theirs")) as response:
             assert (response.status, await response.read()) == (
                 401,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_backends import streams
 from proxy_stage import (
     DONE,
     EVENT,
@@ -194,12 +195,8 @@ async def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
 async def test_a_prompt_that_was_never_counted_costs_twice_its_estimate(tmp_path: Path) -> None:
     """The client leaves before the end of its stream, where the usage would be."""
 
-    async def endless(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(EVENT))
-        await call.hung_up()
-
     keys = keyed(tmp_path, tokens_per_s=0.01, burst_tokens=3_500)
-    async with on_stage(endless, **keys) as (on, _):
+    async with on_stage(streams(EVENT, end="stay"), **keys) as (on, _):
         body = {"prompt": "x" * 4_000, "max_tokens": 3, "stream": True}
         for status in (200, 200, 429):
             assert await on.status(body, headers=key_of("acme")) == status

@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proxy_stage import EVENT, STREAM_HEAD, Call, RawBackend, by_request, chunk, on_stage, stage
+from faulty_backends import resets, streams
+from proxy_stage import EVENT, RawBackend, by_request, on_stage, stage
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.log_events import LogEvent
@@ -80,9 +81,7 @@ def test_the_line_of_a_request() -> None:
 
 
 def test_a_cut_stream_says_why() -> None:
-    async def cut(call: Call) -> None:
-        await call.send(STREAM_HEAD + chunk(EVENT))
-        call.reset()
+    cut = streams(EVENT, end="reset")
 
     first, _ = map(json.loads, lines({"format": "json", "sample": 1.0}, cut, stream=True))
     assert (first["status"], first["reason"]) == (200, "upstream_stream_error")
@@ -152,10 +151,7 @@ def test_a_backend_that_is_gone_is_a_warning_and_the_last_one_an_error() -> None
 
 
 def test_each_state_of_a_backend_is_an_event() -> None:
-    async def broken(call: Call) -> None:
-        call.reset()
-
-    found = events_of(scene({}, broken, urls=2, affinity={"kv_tokens": 1e6}))
+    found = events_of(scene({}, resets, urls=2, affinity={"kv_tokens": 1e6}))
     of_b0 = [event for event in found if event[2] == "b0" and event[1] != "backend_kv_cache"]
     assert of_b0[:3] == [
         ("info", "backend_up", "b0", "probe_passed"),

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from proxy_stage import Call, RawBackend, by_request, on_stage, stage
+from faulty_backends import resets
+from proxy_stage import Call, RawBackend, by_request, on_stage, silent, stage
 
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.logs.tracing import Tracer
@@ -81,10 +82,7 @@ def test_without_a_traceparent_a_trace_begins_here() -> None:
 
 
 def test_a_failure_is_an_error() -> None:
-    async def fail(call: Call) -> None:
-        call.reset()
-
-    (span,), _ = spans({}, serve=fail)
+    (span,), _ = spans({}, serve=resets)
     assert span.status.status_code.name == "ERROR"
     assert span.attributes is not None
     assert span.attributes["error.type"] == "upstream_error"
@@ -99,9 +97,6 @@ def test_an_unsampled_request_still_passes_its_trace_on() -> None:
 
 async def test_a_client_that_leaves() -> None:
     exporter = InMemorySpanExporter()
-
-    async def silent(call: Call) -> None:
-        await call.hung_up()
 
     tracer = Tracer(Tracing(enabled=True), exporter)
     async with on_stage(silent, tracer=tracer) as (on, _):
