@@ -345,9 +345,10 @@ class TestComputedPrompts:
 
     def test_alone_nothing_is_kept(self) -> None:
         shaper = a_shaper("a")
-        shaper.arrive(Request("d", 2_000, 1, (1, 2), 512.0), 0.0)
+        shaper.arrive(Request("d", 2_000, 1, (1, 2), 512.0, tenant="t"), 0.0)
         shaper.first_token("d", 0.1)
-        assert shaper.peering.report(0.2).computed == {}
+        report = shaper.peering.report(0.2)
+        assert (report.computed, report.tenants) == ({}, {})
 
 
 class TestRendezvous:

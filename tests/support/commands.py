@@ -14,3 +14,11 @@ def forebay(*words: str) -> CompletedProcess[str]:
         status = main(list(words))
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return CompletedProcess(words, status, *texts)
+
+
+def refusal(*words: str) -> str:
+    """Run a command that must refuse its words, and return its only line on standard error."""
+    done = forebay(*words)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    return line

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from commands import refusal
 from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
@@ -38,9 +40,22 @@ def steady(count: int, ttft_s: float, **others: Any) -> list[Row]:
     ]
 
 
-def compared(tmp_path: Path, a: list[Row], b: list[Row], **summary: Any) -> Comparison:
-    runs = load_runs([write_run(tmp_path / "a", a, summary), write_run(tmp_path / "b", b, summary)])
-    return compare(runs[0], runs[1])
+def compared(
+    tmp_path: Path, a: list[Row], b: list[Row], slos: Sequence[Slo] = (),
+    *, told_a: tuple[Row, Row] = ({}, {}), told_b: tuple[Row, Row] = ({}, {}),
+) -> Comparison:  # fmt: skip
+    """Compare two runs; what is told of each is in summary.json and in run.json."""
+    runs = load_runs(
+        [write_run(tmp_path / "a", a, *told_a), write_run(tmp_path / "b", b, *told_b)]
+    )  # fmt: skip
+    return compare(runs[0], runs[1], slos)
+
+
+def again(tmp_path: Path, info: Row) -> Comparison:
+    """Compare two runs of equal prompts, the second half an hour after the first."""
+    later = {"salt": "", "started_at": "2026-11-21T10:30:00+00:00"}
+    rows, told_b = steady(30, 1.0), (Row(), later | info)
+    return compared(tmp_path, rows, rows, told_a=({}, {"salt": ""}), told_b=told_b)
 
 
 def line(comparison: Comparison, section: str, key: str) -> ComparisonRow:
@@ -323,8 +338,8 @@ class TestComparison:
         def rows(met: int) -> list[Row]:
             return [answered(i, "chat", i * 0.1, 1.0 if i < met else 9.0) for i in range(of)]
 
-        runs = load_runs([write_run(tmp_path / str(met), rows(met)) for met in good])
-        found = compare(runs[0], runs[1], [Slo("chat", "ttft", 5.0)])
+        a, b = map(rows, good)
+        found = compared(tmp_path, a, b, [Slo("chat", "ttft", 5.0)])
         words = headline(found)
         assert words.mood == mood
         for key in ("goodput", "attainment"):
@@ -337,13 +352,8 @@ class TestComparison:
 
     def test_a_goodput_without_counts_is_unclear(self, tmp_path: Path) -> None:
         rows = steady(30, 1.0)
-        runs = load_runs(
-            [
-                write_run(tmp_path / name, rows, {"goodput_per_s": rate})
-                for name, rate in (("a", 1.0), ("b", 2.0))
-            ]
-        )
-        words = headline(compare(runs[0], runs[1]))
+        told_a, told_b = (({"goodput_per_s": rate}, Row()) for rate in (1.0, 2.0))
+        words = headline(compared(tmp_path, rows, rows, told_a=told_a, told_b=told_b))
         assert words.summary == (
             "No clear difference between b and a; both answered every request."
         )
@@ -351,8 +361,7 @@ class TestComparison:
     def test_refusing_nearly_all_is_not_better_for_being_fast(self, tmp_path: Path) -> None:
         a = steady(1000, 1.0)
         b = [*steady(1000, 0.1)[:100], *(refused(i, "chat", i * 0.1) for i in range(100, 1000))]
-        runs = load_runs([write_run(tmp_path / "a", a), write_run(tmp_path / "b", b)])
-        found = compare(runs[0], runs[1], [Slo("chat", "ttft", 5.0)])
+        found = compared(tmp_path, a, b, [Slo("chat", "ttft", 5.0)])
         words = headline(found)
         assert words.mood == "mixed"
         assert words.summary == (
@@ -398,10 +407,7 @@ class TestComparison:
         self, tmp_path: Path, summary: Row, info: Row, told: str
     ) -> None:
         rows = steady(30, 1.0)
-        runs = load_runs(
-            [write_run(tmp_path / "a", rows), write_run(tmp_path / "b", rows, summary, info)]
-        )
-        found = compare(runs[0], runs[1])
+        found = compared(tmp_path, rows, rows, told_b=(summary, info))
         assert len(found.warnings) == 1
         assert told in found.warnings[0]
         if "verdict" in summary:
@@ -413,7 +419,8 @@ class TestComparison:
             assert words.mood == "doubtful"
             assert f"the runs differ in {told.split(':')[0].split(' ', 1)[1]}." in words.summary
         if "slos" in summary:
-            assert compare(runs[0], runs[1], SLOS).warnings == ()  # judged anew, both by the same
+            again = compared(tmp_path / "again", rows, rows, SLOS, told_b=(summary, info))
+            assert again.warnings == ()  # judged anew, both by the same
 
     @pytest.mark.parametrize(
         ("late", "reason", "later_s", "doubtful"),
@@ -432,8 +439,7 @@ class TestComparison:
         for row in a[-13:]:
             row["ttft_response_s"] += later_s
         told = {"verdict": "client-limited", "verdict_reason": reason, "late_arrivals": late}
-        runs = load_runs([write_run(tmp_path / "a", a, told), write_run(tmp_path / "b", b)])
-        found = compare(runs[0], runs[1])
+        found = compared(tmp_path, a, b, told_a=(told, {}))
         words = headline(found)
         assert (words.mood == "doubtful") == doubtful
         assert bool(found.warnings) == doubtful
@@ -462,14 +468,7 @@ class TestComparison:
         self, tmp_path: Path, info: Row, second: str | None
     ) -> None:
         """The second found what the first had left in the cache, unless the salt differs."""
-        later = {"salt": "", "started_at": "2026-11-21T10:30:00+00:00"}
-        runs = load_runs(
-            [
-                write_run(tmp_path / "a", steady(30, 1.0), info={"salt": ""}),
-                write_run(tmp_path / "b", steady(30, 1.0), info=later | info),
-            ]
-        )
-        found = compare(runs[0], runs[1]).warnings
+        found = again(tmp_path, info).warnings
         assert [text.split()[0] for text in found] == ([second] if second else [])
         for text in found:
             assert "to 127.0.0.1:8001 again" in text
@@ -480,25 +479,16 @@ class TestComparison:
         [{"trace": {"sha256": "cd"}}, {"model": "llama-3-70b"}, {"endpoint": "chat"}],
     )
     def test_other_prompts_find_no_cache(self, tmp_path: Path, differs: Row) -> None:
-        later = {"salt": "", "started_at": "2026-11-21T10:30:00+00:00"}
-        runs = load_runs(
-            [
-                write_run(tmp_path / "a", steady(30, 1.0), info={"salt": ""}),
-                write_run(tmp_path / "b", steady(30, 1.0), info=later | differs),
-            ]
-        )
-        (only,) = compare(runs[0], runs[1]).warnings
+        (only,) = again(tmp_path, differs).warnings
         assert only.startswith("different ")
 
     def test_what_a_run_warned_of_is_said_again(self, tmp_path: Path) -> None:
-        warm = {"warnings": ["the caches were warm: 31 of 32 prompt tokens", 5]}
-        runs = load_runs(
-            [
-                write_run(tmp_path / "a", steady(30, 1.0), {"warnings": "none"}),
-                write_run(tmp_path / "b", steady(30, 1.0), warm),
-            ]
+        rows, warm = (
+            steady(30, 1.0),
+            {"warnings": ["the caches were warm: 31 of 32 prompt tokens", 5]},
         )
-        assert compare(runs[0], runs[1]).warnings == (
+        told_a: tuple[Row, Row] = ({"warnings": "none"}, {})
+        assert compared(tmp_path, rows, rows, told_a=told_a, told_b=(warm, {})).warnings == (
             "b: the caches were warm: 31 of 32 prompt tokens",
             "b: 5",
         )
@@ -610,15 +600,13 @@ class TestCommand:
         ],
     )  # fmt: skip
     def test_bad_input_is_one_line_and_status_two(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+        self, tmp_path: Path, words: list[str], told: str
     ) -> None:
         for name in ("a", "b"):
             write_run(tmp_path / name, steady(3, 1.0))
         places = {"a": str(tmp_path / "a"), "b": str(tmp_path / "b")}
-        assert run_command(compare_app, "compare", [w.format(**places) for w in words]) == 2
-        err = capsys.readouterr().err
+        err = refusal("compare", *[w.format(**places) for w in words])
         assert told in err
-        assert err.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("conditions", "told"),
@@ -801,11 +789,9 @@ class TestPairs:
     def test_without_pairs_the_reader_is_told_what_a_verdict_needs(self, tmp_path: Path) -> None:
         def points(name: str, a: list[Row], b: list[Row], *schedules: str) -> list[str]:
             infos = [{"schedule": {"sha256": schedule}} for schedule in schedules] or [{}, {}]
-            of_a, of_b = load_runs(
-                [write_run(tmp_path / name / "a", a, None, infos[0]),
-                 write_run(tmp_path / name / "b", b, None, infos[1])]
-            )  # fmt: skip
-            return [point for point in headline(compare(of_a, of_b)).points if "pair" in point]
+            told_a, told_b = ((Row(), info) for info in infos)
+            found = compared(tmp_path / name, a, b, told_a=told_a, told_b=told_b)
+            return [point for point in headline(found).points if "pair" in point]
 
         first, slower = self.rows(2, 0.02), self.rows(3, 0.02, 1.1)
         renamed = [{**row, "id": f"x{row['id']}"} for row in slower]

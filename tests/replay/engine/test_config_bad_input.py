@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import refusal
 
 from forebay.proxy.cli import main
 from forebay.replay.engine.flags import PlacementFlags
@@ -59,14 +60,11 @@ def test_one_line_names_key_value_and_remedy(
         "search {trace} --target http://x",
     ],
 )
-def test_every_command_that_simulates_rejects_ranks_by_name(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_simulates_rejects_ranks_by_name(words: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("")
     flag = "--data-parallel-size 2"
-    assert main([*words.format(trace=trace).split(), *flag.split()]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = refusal(*words.format(trace=trace).split(), *flag.split())
     assert f"{flag}: " in line
     assert "leave it out" in line
 

@@ -191,9 +191,3 @@ def test_a_message_names_no_more_tenants_than_it_may() -> None:
     assert len(one.peering.report(0.2).tenants) == HISTORY
     assert one.peering.report(0.1 + 2 * 1.5 * SILENT_S).tenants == {}
     assert other.peering.report(0.2).tenants == {}
-
-
-def test_alone_nothing_is_kept_for_others() -> None:
-    shaper = a_shaper()
-    shaper.arrive(Request("1", 1_000, tenant="t"), 0.0)
-    assert shaper.peering.report(0.0).tenants == {}

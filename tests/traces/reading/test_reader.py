@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from commands import refusal
 from paths import TESTS
 
 from forebay.proxy.cli import main
@@ -112,15 +113,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "content", "says"), CASES.values(), ids=CASES)
-def test_a_bad_file_is_one_line(
-    name: str, content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_one_line(name: str, content: bytes, says: str, tmp_path: Path) -> None:
     path, out = tmp_path / "raw", tmp_path / "t.jsonl"
     path.write_bytes(content)
     words = ["traces", "import", name, str(path), "-o", str(out), "--tokens", "estimate"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    said = refusal(*words)
     assert said.startswith(f"forebay traces: {path}:")
     assert says in said
     assert [one.name for one in tmp_path.iterdir()] == ["raw"]

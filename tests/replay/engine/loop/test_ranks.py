@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import refusal
 from engine_stage import Client, on_server
 from kv_models import CONFIGS
 from proxy_stage import stage
 
-from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.ranks import EngineRanks
 from forebay.replay.engine.request import EngineRequest
@@ -196,21 +196,15 @@ async def test_the_proxy_has_a_lane_for_each_rank() -> None:
         ),
     ],
 )
-def test_a_wrong_number_is_one_line(
-    words: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["engine", "--model", "llama-3-8b", "--port", "0", *words.split()]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+def test_a_wrong_number_is_one_line(words: str, says: str) -> None:
+    line = refusal("engine", "--model", "llama-3-8b", "--port", "0", *words.split())
     assert says in line
 
 
-def test_ranks_that_share_experts_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_that_share_experts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS["mistralai/Mixtral-8x7B-v0.1"]))
     words = ["engine", "--model", str(path), "--tp", "4", "--port", "0", "-dp", "2"]
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = refusal(*words)
     assert "--data-parallel-size 2: ranks of " in line
     assert line.endswith("share experts, which is not simulated; leave it out")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import refusal
 
-from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.pools import KvLink, parse_link
 from forebay.replay.sim.engine.served import run_alone, served_engine
@@ -146,11 +146,8 @@ def test_a_wrong_speed_is_refused(text: str) -> None:
         ("--sweep pools=1:3", "--pools 1:3: give PREFILL+DECODE engines"),
     ],
 )
-def test_refusals(
-    words: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refusals(words: str, says: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"arrival_s": 0, "input_tokens": 100, "output_tokens": 10}\n')
-    assert main(["simulate", str(trace), "--gpus", "4", *words.split()]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = refusal("simulate", str(trace), "--gpus", "4", *words.split())
     assert says in line
