@@ -125,7 +125,9 @@ class SimWay:
         self.name, self._scenario, self._watched = name, scenario, watched
         self.about = About(target, engine.model_spec, engine.gpu_spec, engine.context)
         self.max_num_seqs: int | None = engine.seqs
-        self.pools: Sequence[Pool] = [Pool(engine.num_blocks(), engine.block_size)] * scenario.gpus
+        self.pools: Sequence[Pool] = [
+            Pool(engine.num_blocks(), engine.block_tokens)
+        ] * scenario.gpus
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         starts = [number * APART_S for number in range(len(phases))]

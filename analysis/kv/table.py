@@ -33,6 +33,7 @@ def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
         "block_size": layout.block_size,
         "kv_value_bytes": options.value_bytes,
         "bytes_per_token": layout.bytes_per_token,
+        "state_bytes": layout.state_bytes,
         "bytes": {
             "requested": round(budget.requested),
             "weights": round(budget.weights),
@@ -113,6 +114,8 @@ def _title(plan: Plan) -> str:
         title += (
             f"; {plan.shape.sliding_layers} layers keep at most {layout.window_tokens:,} tokens"
         )
+    if layout.state_bytes:
+        title += f"; a request keeps states of {layout.state_bytes / (1 << 20):,.1f} MiB"
     return title
 
 

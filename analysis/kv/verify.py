@@ -198,7 +198,7 @@ def _actual_blocks(log: StartLog, plan: Plan) -> int:
     if log.tokens is not None:
         longest = plan.max_model_len
         by_length = round(log.tokens / longest * layout.request_blocks(longest))
-        groups = layout.full_groups + layout.sliding_groups
+        groups = len(layout.groups)
         by_groups = round(log.tokens / layout.block_size * groups)
         if layout.one_kind:  # a number that is no multiple of a block is concurrency x length
             return by_length if log.tokens % layout.block_size else by_groups

@@ -80,8 +80,7 @@ def check_memory(
     flags = {name: value for name, value in options.items() if value is not None}
     served = served_model(find_model(model), quantization, kv_cache_dtype)
     sheet = find_gpu(gpu)
-    # As in the simulated engine, sliding layers keep the whole context.
-    shape = replace(served.shape, sliding_layers=0, sliding_window=0)
+    shape = served.shape
     choices = Choices(
         tensor_parallel_size=tensor_parallel_size, kv_cache_dtype=kv_cache_dtype, **flags
     )

@@ -71,7 +71,7 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
 
 def _batch(config: EngineConfig, context: float) -> int:
     """The most requests that decode together, limited by slots and KV cache."""
-    pool = (config.num_blocks() - 1) * config.block_size
+    pool = config.kv_budget.pool_tokens(config.context) - config.block_tokens
     return max(1, min(MAX_CONCURRENCY, config.seqs, int(pool / context)))
 
 
@@ -117,7 +117,8 @@ def _kv_only(config: EngineConfig, classes: Sequence[Demand]) -> int:
         demand.rate_per_s * demand.alone.end_s * (demand.prompt + demand.output)
         for demand in classes
     )
-    return max(1, ceil(tokens / ((config.num_blocks() - 1) * config.block_size)))
+    pool = config.kv_budget.pool_tokens(config.context) - config.block_tokens
+    return max(1, ceil(tokens / pool))
 
 
 def _why_kv(simulated: int, config: EngineConfig, classes: Sequence[Demand]) -> str:

@@ -25,10 +25,11 @@ from forebay.replay.sim.workload import SimWorkload
 from forebay.traces.ground.errors import InputError
 
 FlagValue = int | str | None
+CHUNKS = (0, 512, 1024, 2048, 4096)
 AXES: dict[str, tuple[FlagValue, ...]] = {
     "tensor_parallel_size": (1, 2, 4, 8),
     "max_num_batched_tokens": (1024, 2048, 4096, 8192, 16384),
-    "long_prefill_token_threshold": (0, 512, 1024, 2048, 4096),
+    "long_prefill_token_threshold": CHUNKS,
     "prefill_schedule_interval": (1, 2, 4),
     "max_num_seqs": (32, 64, 128, 256, 512, 1024),
     "api_server_count": (1, 2, 4),
@@ -166,7 +167,10 @@ class Tuner:
     def _changed(self, at: int, now: Values) -> list[Values]:
         """Return the possible settings with another value of one flag."""
         flag = list(AXES)[at]
-        tried = [(*now[:at], value, *now[at + 1 :]) for value in AXES[flag]]
+        axis = AXES[flag]
+        if flag == "long_prefill_token_threshold":
+            axis = thresholds(self._base.engine)
+        tried = [(*now[:at], value, *now[at + 1 :]) for value in axis]
         return [
             values
             for values in tried
@@ -240,6 +244,16 @@ class Tuner:
         ]
         for values, summary in zip(new, self._run(cases) if cases else (), strict=True):
             self._figures[values] = served(summary, self._slos)
+
+
+def thresholds(engine: EngineConfig) -> tuple[FlagValue, ...]:
+    """Return the values of --long-prefill-token-threshold, for recurrent states in whole blocks.
+
+    vLLM rounds chunks down to whole blocks there, and blocks have hundreds of tokens.
+    """
+    layout = engine.kv_budget.layout
+    size = layout.block_size if layout.has_states else 1
+    return tuple(dict.fromkeys(-(-value // size) * size for value in CHUNKS))
 
 
 def serve_words(engine: EngineConfig) -> Iterator[str]:

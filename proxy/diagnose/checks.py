@@ -16,6 +16,7 @@ from forebay.proxy.diagnose.doctor.around import (
     tokenizers,
 )
 from forebay.proxy.diagnose.doctor.caches import (
+    chunks,
     isolation,
     prefix_caching,
     short_prompts,
@@ -316,6 +317,7 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "long documents": document_stream,
     "predictions": predictions,
     "length of prompts": short_prompts,
+    "chunks of hybrid models": chunks,
     "cache isolation": isolation,
     "cached tokens in answers": token_details,
     "long prompts": long_prompts,

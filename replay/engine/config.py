@@ -275,8 +275,9 @@ class EngineConfig(EngineFlags):
             "max_model_len": self.context,
             "max_num_batched_tokens": self.batched_tokens,
             "max_num_seqs": self.seqs,
-            "sliding_window": self.model_spec.sliding_window,
+            "sliding_window": self.model_spec.attended_window,
             "groups": layout.groups,
+            "block_size": layout.block_size,
             "tokens_in_flight": 0 if layout.one_kind else layout.tokens_in_flight,
             "proposed_tokens": speculation.tokens if speculation else 0,
             "lookahead_tokens": speculation.lookahead if speculation else 0,
@@ -290,6 +291,14 @@ class EngineConfig(EngineFlags):
         if not self.release.paces_prefills:
             values["prefill_schedule_interval"] = 1
         return SchedulerLimits(**values)
+
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a KV block: --block-size, or more where the model's layers need it.
+
+        vLLM logs it as "Setting attention block size to" for a model with recurrent states.
+        """
+        return self.kv_budget.layout.block_size
 
     def num_blocks(self) -> int:
         """Return the number of KV blocks, the null block included."""
@@ -314,9 +323,10 @@ class EngineConfig(EngineFlags):
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 max_num_seqs=self.seqs,
                 adapters=adapters_of(self.enable_lora, self.max_loras, self.max_lora_rank),
+                caches_prefixes=self.enable_prefix_caching,
+                whole=self.disable_hybrid_kv_cache_manager,
             ),
             draft=self._draft(),
-            whole=self.disable_hybrid_kv_cache_manager,
         )
         return replace(budget, blocks=self.num_gpu_blocks_override or budget.blocks)
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from forebay.replay.engine.hardware.gpu_sheet import features_of
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvLayout
-from forebay.replay.engine.hardware.layers import PLAIN, Mixture, WeightFormat
+from forebay.replay.engine.hardware.layers import PLAIN, Heads, Mixture, Recurrent, WeightFormat
 from forebay.replay.engine.hardware.memory import MemoryBudget
 from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec, ModelSpec
-from forebay.replay.engine.vllm_versions import VllmRelease
+from forebay.replay.engine.vllm_versions import NEWEST, VllmRelease
 from forebay.traces.ground.errors import InputError
 
 TP = "--tensor-parallel-size"
@@ -44,15 +44,19 @@ def check_groups(layout: KvLayout, release: VllmRelease, draft: ModelSpec | None
     if layout.one_kind:
         return
     cure = "add --disable-hybrid-kv-cache-manager, with which all layers keep the whole context"
+    if layout.has_states:
+        cure = f"give --vllm-version {NEWEST}, or a model without recurrent states"
     if not release.keeps_ends:
         raise InputError(
-            f"--vllm-version {release.name}: the blocks of layers with a window are simulated as "
-            f"in 0.32 and 0.33; {cure}"
+            f"--vllm-version {release.name}: the blocks of layers with a window or a state are "
+            f"simulated as in 0.32 and 0.33; {cure}"
         )
     if draft is not None:
+        if layout.has_states:
+            cure = "leave it out"
         raise InputError(
-            "--speculative-config: a draft's layers beside layers with a window are not simulated; "
-            f"{cure}"
+            "--speculative-config: a draft's layers beside layers with a window or a state are not "
+            f"simulated; {cure}"
         )
 
 
@@ -133,7 +137,7 @@ def _divisors(number: int) -> str:
 def widths_of(model: ModelSpec) -> list[int]:
     """Return the MLP widths of a model that are not 0."""
     mixture = model.mixture
-    routed = () if mixture is None else (mixture.width, mixture.shared_width)
+    routed = () if mixture is None else (mixture.width, mixture.shared_width, mixture.dense)
     return [width for width in (model.ffn, *routed) if width]
 
 
@@ -157,7 +161,26 @@ def rank_of(model: ModelSpec, ranks: int) -> ModelSpec:
         ffn=model.ffn // ranks,
         vocab=-(-model.vocab // ranks),
         mixture=_share(model.mixture, ranks),
+        near=_near_share(model.near, ranks),
+        state=_state_share(model.state, ranks),
         ranks=ranks,
+    )
+
+
+def _near_share(heads: Heads | None, ranks: int) -> Heads | None:
+    if heads is None:
+        return None
+    return replace(heads, heads=heads.heads // ranks, kv_heads=-(-heads.kv_heads // ranks))
+
+
+def _state_share(state: Recurrent | None, ranks: int) -> Recurrent | None:
+    if state is None:
+        return None
+    names = ("inputs", "inner", "channels", "numbers")
+    return replace(
+        state,
+        groups=-(-state.groups // ranks),
+        **{name: getattr(state, name) // ranks for name in names},
     )
 
 
@@ -165,7 +188,10 @@ def _share(mixture: Mixture | None, ranks: int) -> Mixture | None:
     if mixture is None:
         return None
     return replace(
-        mixture, width=mixture.width // ranks, shared_width=mixture.shared_width // ranks
+        mixture,
+        width=mixture.width // ranks,
+        shared_width=mixture.shared_width // ranks,
+        dense=mixture.dense // ranks,
     )
 
 
@@ -202,7 +228,7 @@ def _quantised(model: ModelSpec, name: str) -> ModelSpec:
     )
     routers = 0
     if model.mixture is not None:
-        sparse = model.layers - model.mixture.dense_layers
+        sparse = (model.mlps or model.layers) - model.mixture.dense_layers
         routers = sparse * model.mixture.experts * model.hidden
     saved = (matrices - routers) * (16 - stored.linear_bits) / 8
     return replace(model, weights=stored, served_bytes=round(model.weight_bytes - saved))
@@ -271,4 +297,8 @@ def unmeasured(model: ModelSpec, gpu: GpuSpec) -> list[str]:
         parts.append("latent attention (MLA)")
     if model.sliding_layers:
         parts.append("sliding windows")
+    if model.index is not None:
+        parts.append("sparse attention")
+    if model.state is not None:
+        parts.append("recurrent states")
     return parts

@@ -164,13 +164,22 @@ def hashes_of_ids(
     """Return engine block hashes of a trace's prompt from its block ids, without text.
 
     Equal leading ids give equal leading hashes. They never match the hashes of the same prompt sent
-    as text, so a run must use one form. `block_tokens` must be a multiple of `block_size`.
+    as text, so a run must use one form. An engine block that begins and ends inside trace blocks is
+    equal if all of these are. So two prompts may share a little more than their hashes say.
     """
-    if block_tokens % block_size:
-        raise ValueError(f"trace blocks of {block_tokens} tokens are not whole engine blocks")
     digest, per_id, before = xxh3_64_intdigest, block_tokens // block_size, 0
     hashes: list[int] = []
     full = prompt_tokens // block_size
+    if block_tokens % block_size:
+        for index in range(full):
+            first, end = index * block_size // block_tokens, (index + 1) * block_size
+            parts = ids[first : -(-end // block_tokens)]
+            if end > len(ids) * block_tokens:
+                break
+            data = b"".join(part.to_bytes(16, "little", signed=True) for part in parts)
+            before = digest(data, before)
+            hashes.append(before)
+        return hashes
     for block_id in ids:
         data = block_id.to_bytes(16, "little", signed=True)
         for _ in range(min(per_id, full - len(hashes))):

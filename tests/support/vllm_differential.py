@@ -34,6 +34,7 @@ from xxhash import xxh3_64_intdigest
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
+from forebay.replay.engine.hardware.layers import Heads
 from forebay.replay.engine.hardware.memory import MemoryBudget
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B, ModelSpec
 from forebay.replay.engine.request import EngineRequest
@@ -61,7 +62,7 @@ TINY = {
 class WithStates(EngineConfig):
     """The options of an engine whose model also has layers with a recurrent state.
 
-    Such a model cannot be given to the engine yet: only its scheduler is compared.
+    Its groups are given, so that a block need not be as large as a state.
     """
 
     groups: ClassVar[tuple[KvGroup, ...]] = ()
@@ -69,7 +70,12 @@ class WithStates(EngineConfig):
     @property
     def kv_budget(self) -> MemoryBudget:
         budget = super().kv_budget
-        return replace(budget, layout=replace(budget.layout, groups=self.groups))
+        blocks = (
+            2 + any(group.exports for group in self.groups) if self.enable_prefix_caching else 1
+        )
+        return replace(
+            budget, layout=replace(budget.layout, groups=self.groups, state_blocks=blocks)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +106,16 @@ def draw_model(rng: random.Random, layers: str) -> ModelSpec:
         return LLAMA_3_8B
     # Groups have as many layers as the rarer kind, so these numbers make 1 to 5 groups.
     whole, near = rng.choice([(0, 2), (1, 1), (1, 2), (2, 1), (1, 4), (3, 4)])
+    # Layers of half the size have blocks of twice the tokens. Chunks have layers of one size.
+    other = rng.choice([None, None, Heads(32, 16, 128, 128), Heads(32, 4, 128, 128)])
     return replace(
         LLAMA_3_8B,
         layers=whole + near,
         sliding_layers=near,
         sliding_window=rng.choice([2, 16, 17, 40, 100]),
         sliding_first=rng.random() < 0.5,
+        near=other,
+        chunked=other is None and rng.random() < 0.3,
     )
 
 
@@ -455,19 +465,25 @@ class Theirs:
 def kv_groups(config: EngineConfig) -> list[Any]:
     """vLLM's own description of the groups of layers. It asks nothing of their sizes."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
 
     made = []
     for number, group in enumerate(config.limits().groups):
-        sizes = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        sizes: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
         if group.state:
             made.append(KVCacheGroupSpec([f"layer {number}"], state_spec(config, group)))
             continue
-        spec = (
-            SlidingWindowSpec(block_size=config.block_size, sliding_window=group.window, **sizes)
-            if group.window
-            else FullAttentionSpec(block_size=config.block_size, **sizes)
-        )
+        sizes["block_size"] = config.block_size * group.blocks
+        spec: Any = FullAttentionSpec(**sizes)
+        if group.chunked:
+            spec = ChunkedLocalAttentionSpec(attention_chunk_size=group.window, **sizes)
+        elif group.window:
+            spec = SlidingWindowSpec(sliding_window=group.window, **sizes)
         made.append(KVCacheGroupSpec([f"layer {number}"], spec))
     return made
 

@@ -18,8 +18,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="CRITICAL")
 
@@ -27,6 +31,55 @@ MEMORY = (1 << 40) + 12_345
 """Bytes for the cache: one request of every model fits, and no number of blocks is round."""
 BLOCK_SIZE = 32
 """Blocks on the CPU are a multiple of it."""
+
+
+class NoKernels(MetaPathFinder, Loader):
+    """Replaces modules of kernels that only a GPU has, for Kimi's classes."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        ours = name.startswith(("vllm.models.kimi_k3.nvidia.ops", "cutlass", "cuda"))
+        return ModuleSpec(name, self, is_package=True) if ours else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        module = MagicMock(__path__=[])
+        if spec.name.startswith("cuda"):  # others ask whether objects are of its classes
+            module = ModuleType(spec.name)
+            module.__getattr__ = lambda name: MagicMock  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def allow_other_devices() -> None:
+    """Let vLLM build models on the CPU whose kernels it has for GPUs alone."""
+    import torch
+    import transformers
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    for name in ("", ".transforms", ".transforms.v2", ".transforms.v2.functional"):
+        sys.modules["torchvision" + name] = MagicMock()  # vision parts of Qwen's classes
+    sys.meta_path.insert(0, NoKernels())
+    torch.accelerator.empty_cache = lambda: None
+    torch.cpu._is_avx512_bf16_supported = lambda: False  # with it, states get 32 bits
+    transformers.AutoConfig.register("nemotron-nas", type(
+        "DeciLMConfig", (transformers.LlamaConfig,), {"model_type": "nemotron-nas"}
+    ))  # fmt: skip
+    transformers.AutoConfig.register("exaone", type("ExaoneConfig", (transformers.LlamaConfig,), {
+        "model_type": "exaone", "attribute_map": {"num_hidden_layers": "num_layers"}
+    }))  # fmt: skip
+    choose = CpuPlatform.get_attn_backend_cls
+
+    def backend(selected_backend: Any, attn_selector_config: Any, num_heads: Any = None) -> Any:
+        if attn_selector_config.use_sparse:
+            return AttentionBackendEnum.FLASHMLA_SPARSE.get_path()
+        return choose(selected_backend, attn_selector_config, num_heads)
+
+    CpuPlatform.get_attn_backend_cls = staticmethod(backend)
+    torch.cuda.Event = torch.cuda.Stream = MagicMock
+    init_workspace_manager(torch.device("meta"))
 
 
 def start_ranks(number: int) -> None:
@@ -70,6 +123,7 @@ def kv_cache(case: dict[str, Any]) -> dict[str, Any]:
     from vllm.config import get_layers_from_vllm_config, set_current_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -77,9 +131,14 @@ def kv_cache(case: dict[str, Any]) -> dict[str, Any]:
             case, folder,
             kv_cache_dtype=case.get("kv_cache_dtype", "auto"),
             max_model_len=case.get("max_model_len"),
+            enable_prefix_caching=case.get("prefix_caching", True),
         )  # fmt: skip
+        if "index_topk" in case["config"]:
+            config.cache_config.block_size = 64  # of its kernels on a GPU
         with set_current_vllm_config(config), torch.device("meta"):
             initialize_model(vllm_config=config)
+            # A worker does this next: with recurrent states blocks become larger.
+            current_platform.update_block_size_for_backend(config)
             layers = get_layers_from_vllm_config(config, AttentionLayerBase)
             specs = {
                 name: spec
@@ -89,11 +148,14 @@ def kv_cache(case: dict[str, Any]) -> dict[str, Any]:
             # FlashAttention's layout. The engine core chooses it before this call.
             config.cache_config.kv_cache_layout = "LBNHC"
             made = get_kv_cache_configs(config, [specs], [MEMORY])[0]
+    states = any("Mamba" in type(spec).__name__ for spec in specs.values())
     groups = [(group.layer_names, group.kv_cache_spec) for group in made.kv_cache_groups]
     return {
         "blocks": made.num_blocks,
         "block_bytes": made.kv_cache_tensors[0].size // made.num_blocks,
-        "block_size": config.cache_config.block_size,
+        # Before a recurrent state enlarged it, blocks were of BLOCK_SIZE tokens.
+        "block_size": BLOCK_SIZE if states else config.cache_config.block_size,
+        "block_tokens": config.cache_config.block_size,
         "max_model_len": config.model_config.max_model_len,
         "request_blocks": sum(
             -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes) for _, spec in groups
@@ -112,6 +174,7 @@ def answer(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
         registry._ModelInfo.from_model_cls(model.load_model_cls())
     )
     ranks = 0
+    allow_other_devices()
     for case in json.load(sys.stdin):
         try:
             if (needed := case.get("tensor_parallel", 1)) != ranks:

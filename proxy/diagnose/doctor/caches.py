@@ -5,6 +5,7 @@ from forebay.proxy.diagnose.doctor.finding import FEW, Found
 from forebay.proxy.diagnose.scene import Scene
 from forebay.traces.ground.command_line.messages import shortlist
 
+LARGEST_BLOCK = 256  # tokens, of --block-size
 KEPT = 0.5  # share of its KV cache: below this a backend has other clients, or a smaller cache
 
 
@@ -44,6 +45,25 @@ def short_prompts(scene: Scene) -> Found:
                 f"{block:,}",
                 "nothing, if prompts are that short; blocks of hybrid models are large, and a "
                 "smaller --block-size helps where vLLM takes it",
+            )
+
+
+def chunks(scene: Scene) -> Found:
+    """The chunk of long prompts is a multiple of the large KV blocks of hybrid models."""
+    backends = scene.backends()
+    for fact in scene.facts:
+        block = (fact["engine"] or {}).get("block_tokens") or 0
+        chunk = backends.get(fact["name"], {}).get("long_prefill_token_threshold") or 0
+        # Blocks that --block-size sets are divided. Only a recurrent state makes them larger.
+        if block > LARGEST_BLOCK and chunk % block:
+            rounded = -(-chunk // block) * block
+            used = f"{chunk // block * block:,}" if chunk > block else "a part of a block"
+            yield (
+                "warning",
+                f"{fact['name']} has KV blocks of {block:,} tokens for its recurrent states, and "
+                f"long_prefill_token_threshold {chunk:,}: vLLM computes {used} in a step",
+                f"give {rounded} to the server's --long-prefill-token-threshold and to the "
+                "configuration",
             )
 
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from forebay.replay.engine.hardware.gpu_sheet import read_gpu
-from forebay.replay.engine.hardware.hf_config import read_fields, read_shape
-from forebay.replay.engine.hardware.hf_fields import Fields
+from forebay.replay.engine.hardware.hf_config import read_fields, read_shape, shape_of
+from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.replay.engine.hardware.hf_formats import weight_format
 from forebay.replay.engine.hardware.hf_weights import (
     UNGATED,
@@ -83,21 +83,52 @@ def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
     Args:
         stretches_yarn: read context lengths as vLLM up to 0.29.
     """
-    spec = _MODELS.get(_model_key(name))
+    key = _model_key(name)
+    spec = _MODELS.get(key)
     if spec is not None:
         return spec
     if is_config(name):
         return _read_model(name, stretches_yarn)
-    names = ", ".join(sorted({model.name for model in _MODELS.values()}))
+    if key in _published():
+        return _published_model(key, stretches_yarn)
+    names = ", ".join(model_names())
     raise InputError(
         f"--model {name}: no such model; the simulated ones are {names}; "
         "or give a config.json, or the folder of one"
     )
 
 
+_TABLE = Path(__file__).with_name("models.json")
+"""Fields of published models' config.json that are read here, with their source."""
+
+
+@lru_cache(1)
+def _published() -> dict[str, Fields]:
+    """Return the models of the table by their plain names, also without `-NVFP4` at the end."""
+    models = {}
+    for name, entry in read_object(_TABLE).items():
+        fields = Fields(_TABLE / name, {**entry["config"], "_name_or_path": name})
+        for key in (_plain(name), _plain(name).removesuffix("nvfp4")):
+            models[key] = fields
+    return models
+
+
+@lru_cache(16)
+def _published_model(key: str, stretches_yarn: bool) -> ModelSpec:
+    fields = _published()[key]
+    return _model_of(fields, shape_of(fields, stretches_yarn=stretches_yarn))
+
+
+def model_names() -> list[str]:
+    """Return the names of all models that are known without a config.json."""
+    names = {model.name for model in _MODELS.values()}
+    names |= {str(fields.get("_name_or_path")) for fields in _published().values()}
+    return sorted(names, key=str.lower)
+
+
 @lru_cache(maxsize=64)  # asked 33 times for each simulated engine
 def _model_key(name: str) -> str:
-    return re.sub(r"(instruct|chat|hf)$", "", _plain(name.rsplit("/", 1)[-1]))
+    return re.sub(r"(instruct|chat|hf|it)$", "", _plain(name.rsplit("/", 1)[-1]))
 
 
 @lru_cache(maxsize=64)
@@ -117,18 +148,13 @@ def _read_model(name: str, stretches_yarn: bool) -> ModelSpec:
     path = Path(name)
     if not path.exists():
         raise InputError(f"--model {name}: no such file")
-    # Sizes first, then the fields that change the time of a step.
-    fields, shape = read_fields(path), read_shape(path, stretches_yarn=stretches_yarn)
-    if "chunked_attention" in (fields.listed("layer_types") or ()) or fields.get(
-        "attention_chunk_size"
-    ):
-        raise InputError(
-            f"{fields.path}: attention_chunk_size: step times of chunked attention are not known; "
-            "`forebay kv` counts its cache"
-        )
+    return _model_of(read_fields(path), read_shape(path, stretches_yarn=stretches_yarn))
+
+
+def _model_of(fields: Fields, shape: ModelShape) -> ModelSpec:
     # The format of the weights decides whether their bytes follow from the parameters.
     stored = weight_format(fields)
-    mixture = read_mixture(fields, shape.layers)
+    mixture = read_mixture(fields, shape.mlps or shape.layers)
     plain = stored == PLAIN and mixture is None
     sizes = same_named(shape, ModelSpec) | {
         "ffn": dense_width(fields) if mixture is None or mixture.dense_layers else 0,

@@ -4,7 +4,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-from forebay.replay.engine.hardware.architectures import check_architecture
+from forebay.replay.engine.hardware.architectures import (
+    EXPERTS,
+    FULL,
+    MLP,
+    NEAR,
+    check_architecture,
+    layer_kinds,
+    read_heads,
+    read_index,
+    read_state,
+)
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.replay.engine.hardware.hf_formats import kv_value_bytes
 from forebay.replay.engine.hardware.hf_weights import (
@@ -14,7 +24,7 @@ from forebay.replay.engine.hardware.hf_weights import (
     weight_bytes,
 )
 from forebay.replay.engine.hardware.kv_layout import ModelShape
-from forebay.replay.engine.hardware.layers import Latent
+from forebay.replay.engine.hardware.layers import Latent, Mixers
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.ground.errors import InputError
 
@@ -36,9 +46,7 @@ def read_shape(
     Raises:
         InputError: naming the file, and the field that is missing or cannot be used.
     """
-    fields = read_fields(path)
-    check_architecture(fields)
-    return _shape(fields, path, weights_gib, stretches_yarn)
+    return shape_of(read_fields(path), weights_gib, stretches_yarn=stretches_yarn)
 
 
 def read_fields(path: Path) -> Fields:
@@ -47,58 +55,91 @@ def read_fields(path: Path) -> Fields:
     return Fields(file, read_object(file))
 
 
-def _shape(
-    fields: Fields, path: Path, weights_gib: float | None, stretches_yarn: bool
+def shape_of(
+    fields: Fields, weights_gib: float | None = None, *, stretches_yarn: bool = False
 ) -> ModelShape:
+    """Return the sizes of a model, see `read_shape`."""
+    check_architecture(fields)
     # Fields whose value depends on others come first.
     heads = fields.needed("num_attention_heads")
     latent = read_latent(fields)
     head_dim, kv_heads = _head_dim(fields, heads, latent), _kv_heads(fields, heads)
-    layers = fields.needed("num_hidden_layers")
+    kinds = layer_kinds(fields)
+    layers, mlps = _counts(fields, kinds)
     longest = _max_model_len(fields, stretches_yarn)
-    chunk = fields.whole("attention_chunk_size") or 0
+    chunk = _chunk(fields)
     window, sliding = (
-        (chunk, _chunked(fields, layers)) if chunk else _sliding(fields, layers, longest)
+        (chunk, _chunked(fields, layers, kinds))
+        if chunk
+        else _sliding(fields, layers, longest, kinds)
     )
+    full, near = read_heads(fields, heads, kv_heads, head_dim)
+    state = read_state(fields, kinds) if kinds else None
+    mixers = Mixers(layers, sliding, full, near, latent, state, read_index(fields, layers))
     # The size of the weights, as given or by counting parameters.
     if weights_gib is None:
-        size, source = weight_bytes(fields, head_dim, kv_heads)
+        size, source = weight_bytes(fields, mixers, mlps)
     else:
         size, source = int(weights_gib * GIB), "as given"
     return ModelShape(
-        name=_name(fields, path),
+        name=_name(fields),
         layers=layers,
         hidden=fields.needed("hidden_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=_width(fields, layers),
+        heads=full.heads,
+        kv_heads=full.kv_heads,
+        head_dim=full.key,
+        ffn=_width(fields, mlps),
         vocab=fields.needed("vocab_size"),
         max_model_len=longest,
         weight_bytes=size,
         sliding_layers=sliding,
         sliding_window=window,
-        sliding_first=_slides_first(fields, sliding),
-        long_window=_has_long_window(fields, layers, longest),
+        sliding_first=_slides_first(fields, sliding, kinds),
+        long_window=_has_long_window(fields, layers, longest, kinds),
         chunked=chunk > 0,
         latent=latent.rank + latent.rope if latent else 0,
         weights_source=source,
         kv_value_bytes=kv_value_bytes(fields),
         default_len=_default_len(fields, longest),
         family=fields.family,
+        value_dim=0 if full.value == full.key else full.value,
+        gated_attention=full.gated,
+        tied_values=full.tied,
+        near=None if near == full else near,
+        state=state,
+        index=mixers.index,
+        mlps=0 if mlps == layers else mlps,
     )
 
 
-def _name(fields: Fields, path: Path) -> str:
+def _counts(fields: Fields, kinds: list[str] | None) -> tuple[int, int]:
+    """Return the number of attention layers, and of MLPs: of one a layer, or as layers."""
+    blocks = fields.listed("block_configs")
+    if blocks is not None:  # Nemotron-NAS leaves out the attention of some layers
+        attention = [block["attention"] for block in blocks]
+        whole = [part for part in attention if not part.get("no_op")]
+        group = {part.get("n_heads_in_group") for part in whole}
+        if len(group) != 1 or any(
+            part.get(key) for part in whole for key in ("window_length", "replace_with_linear")
+        ):
+            raise InputError(f"{fields.path}: block_configs: layers of different heads or kinds")
+        return len(whole), sum(not block["ffn"].get("no_op") for block in blocks)
+    if kinds is None:
+        layers = fields.needed("num_hidden_layers")
+        return layers, layers
+    own = kinds.count(MLP) + kinds.count(EXPERTS)
+    return kinds.count(FULL) + kinds.count(NEAR), own or len(kinds)
+
+
+def _name(fields: Fields) -> str:
     name = fields.get("_name_or_path")
     if isinstance(name, str) and name:
         return name.rstrip("/").rsplit("/", 1)[-1]
-    folder = path if path.is_dir() else path.parent
-    return folder.resolve().name
+    return fields.path.resolve().parent.name
 
 
 def _head_dim(fields: Fields, heads: int, latent: Latent | None) -> int:
-    head_dim = fields.whole("head_dim")
+    head_dim = fields.whole("head_dim", "attention_head_dim")
     if head_dim:
         return head_dim
     hidden = fields.needed("hidden_size")
@@ -114,12 +155,15 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     # Falcon writes num_kv_heads also where all heads share one. Its new architecture uses it.
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         return 1
+    if blocks := fields.listed("block_configs"):
+        groups = [block["attention"].get("n_heads_in_group") for block in blocks]
+        return int(heads // next(filter(None, groups), heads))
     return fields.whole("num_key_value_heads", "num_kv_heads") or heads
 
 
-def _width(fields: Fields, layers: int) -> int:
+def _width(fields: Fields, mlps: int) -> int:
     """Return the MLP width of one token in the widest layer."""
-    mixture = read_mixture(fields, layers)
+    mixture = read_mixture(fields, mlps)
     if mixture is None:
         return dense_width(fields)
     dense = dense_width(fields) if mixture.dense_layers else 0
@@ -174,68 +218,60 @@ def _rope(fields: Fields) -> dict[str, Any]:
     return nested[0] if nested and "rope_type" not in rope else rope
 
 
-def _sliding(fields: Fields, layers: int, longest: int) -> tuple[int, int]:
+def _sliding(fields: Fields, layers: int, longest: int, kinds: list[str] | None) -> tuple[int, int]:
     """Return the window in tokens and the number of sliding layers, (0, 0) without any."""
-    types = fields.listed("layer_types")
-    if types is not None:
-        _check_types(fields, types, layers)
     window = fields.whole("sliding_window")
     if not window or window >= longest:
         return 0, 0
-    number = _window_layers(fields, layers)
+    number = _window_layers(fields, layers, kinds)
     if fields.model_type in _ATTEND_ONE_MORE:
         window += 1
     return (window, number) if number else (0, 0)
 
 
-def _window_layers(fields: Fields, layers: int) -> int:
+def _window_layers(fields: Fields, layers: int, kinds: list[str] | None) -> int:
     """Return the number of layers that have the window in `sliding_window`."""
     if fields.get("use_sliding_window") is False:
         return 0
-    types = fields.listed("layer_types")
-    if types is not None:
-        return types.count("sliding_attention")
+    if kinds is not None:
+        return kinds.count(NEAR)
     if fields.get("use_sliding_window") and fields.get("max_window_layers") is not None:
-        return layers - min(layers, fields.whole("max_window_layers") or 0)
+        whole = min(layers, fields.whole("max_window_layers") or 0)
+        if fields.model_type == "qwen2" and 0 < whole < layers:
+            raise InputError(
+                f"{fields.path}: max_window_layers is {whole} of {layers} layers with "
+                "use_sliding_window: vLLM refuses to serve it; set use_sliding_window to false"
+            )
+        return layers - whole
     every = fields.whole("sliding_window_pattern", "_sliding_window_pattern")
     every = every or _PATTERNS.get(fields.model_type)
     return layers - layers // every if every else layers
 
 
-def _slides_first(fields: Fields, sliding: int) -> bool:
+def _slides_first(fields: Fields, sliding: int, kinds: list[str] | None) -> bool:
     """Return True if the first layer is a sliding one: all but Qwen's begin with them."""
-    types = fields.listed("layer_types")
-    if types:
-        return bool(types[0] != "full_attention")
+    if kinds:
+        return kinds[0] == NEAR
     return sliding > 0 and not fields.whole("max_window_layers")
 
 
-def _has_long_window(fields: Fields, layers: int, longest: int) -> bool:
+def _has_long_window(fields: Fields, layers: int, longest: int, kinds: list[str] | None) -> bool:
     """Return True if all layers have a window that is not shorter than the context."""
     window = fields.whole("sliding_window") or 0
-    return window >= longest and _window_layers(fields, layers) == layers
+    return window >= longest and _window_layers(fields, layers, kinds) == layers
 
 
-def _chunked(fields: Fields, layers: int) -> int:
+def _chunk(fields: Fields) -> int:
+    """Return the tokens of a chunk that layers attend to. MiMo's key of that name is unused."""
+    if fields.get("swa_head_dim"):
+        return 0
+    return fields.whole("attention_chunk_size") or 0
+
+
+def _chunked(fields: Fields, layers: int, kinds: list[str] | None) -> int:
     """Return the number of layers with RoPE, which attend inside their chunk (Llama 4)."""
-    types = fields.listed("layer_types")
-    if types is not None:
-        _check_types(fields, types, layers)
-        return types.count("chunked_attention")
+    if kinds is not None:
+        return kinds.count(NEAR)
     every = fields.whole("no_rope_layer_interval") or 4
     rotated = fields.listed("no_rope_layers") or [(n + 1) % every for n in range(layers)]
     return sum(map(bool, rotated))
-
-
-def _check_types(fields: Fields, types: list[object], layers: int) -> None:
-    kinds = ("full_attention", "sliding_attention", "chunked_attention")
-    strange = next((kind for kind in types if kind not in kinds), None)
-    if strange is not None:
-        raise InputError(
-            f"{fields.path}: layer_types holds {strange!r}, whose state is not counted here; "
-            f"known are {', '.join(kinds)}"
-        )
-    if len(types) != layers:
-        raise InputError(
-            f"{fields.path}: layer_types has {len(types)} entries, num_hidden_layers is {layers}"
-        )

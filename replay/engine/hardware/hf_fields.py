@@ -6,6 +6,24 @@ from typing import Any
 
 from forebay.traces.ground.errors import InputError
 
+_ALIASES = {
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
+"""Other names of fields, in GPT's configurations."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 256, "max_position_embeddings": 131_072, "sliding_window": 4096,
+    },
+    "gpt_bigcode": {"multi_query": True},
+}  # fmt: skip
+"""Values that transformers 5.19 fills in for missing keys, of families that leave some out."""
+
 
 class Uncounted(InputError):
     """A model that vLLM may serve, but whose sizes are not known here."""
@@ -24,6 +42,7 @@ class Fields:
         if text is not None and not isinstance(text, dict):
             raise InputError(f"{path}: text_config is not an object")
         self._parts = (text, top) if text else (top,)
+        self._defaults = _DEFAULTS.get(self.model_type, {})
 
     def names(self) -> list[str]:
         """Return the names of all fields, of the text part first."""
@@ -31,11 +50,14 @@ class Fields:
 
     def get(self, *names: str) -> Any:
         """Return the first of `names` that exists and is not null, else None."""
+        others = [_ALIASES[name] for name in names if name in _ALIASES]
+        if "num_hidden_layers" in names:
+            others.append("num_layers")  # EXAONE 3.5
         for part in self._parts:
-            for name in names:
+            for name in (*names, *others):
                 if part.get(name) is not None:
                     return part[name]
-        return None
+        return next((self._defaults[name] for name in names if name in self._defaults), None)
 
     def whole(self, *names: str) -> int | None:
         """Return the first of `names` as a whole number, 0 or more (InputError: another value)."""
@@ -74,7 +96,8 @@ class Fields:
 
     @property
     def model_type(self) -> str:
-        return str(self.get("model_type") or "")
+        kinds = (part.get("model_type") for part in self._parts)
+        return str(next(filter(None, kinds), ""))
 
     @property
     def family(self) -> str:

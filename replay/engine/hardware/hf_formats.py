@@ -25,7 +25,7 @@ def weight_format(fields: Fields) -> WeightFormat:
     key, config = _configuration(fields)
     if not config:
         return PLAIN
-    method = str(config.get("quant_method", ""))
+    method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else ""))
     read = _READERS.get(method)
     if read is None:
         raise _unknown(fields, f"{key}.quant_method {method!r}")
@@ -38,6 +38,7 @@ def kv_value_bytes(fields: Fields) -> int:
     _, config = _configuration(fields)
     scheme = config.get("kv_cache_scheme")
     eight = isinstance(scheme, dict) and scheme.get("num_bits") == 8
+    eight = eight or scheme == "FP8"
     return 1 if eight or str(config.get("kv_cache_quant_algo", "")).upper() == "FP8" else 2
 
 
@@ -97,6 +98,8 @@ def _compressed(fields: Fields, key: str, config: dict[str, Any]) -> WeightForma
     number, width = first.get("type"), first.get("num_bits")
     if number == "float" and width == 8:
         return WeightFormat("fp8", 8, 8, 8, "fp8" if inputs else "bf16")
+    if number == "float" and width == 4 and first.get("group_size") == 32:
+        return WeightFormat("mxfp4", *(MXFP4_BITS,) * 3)
     if number == "float" and width == 4:
         return WeightFormat("nvfp4", *(NVFP4_BITS,) * 3, "fp4" if inputs else "bf16")
     if inputs:
@@ -132,10 +135,48 @@ def _modelopt(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:
         return WeightFormat("fp8", 8, 8, 8, "fp8", 128 if algorithm == "FP8_PB_WO" else 0)
     if algorithm in ("NVFP4", "NVFP4_AWQ"):
         return WeightFormat("nvfp4", *(NVFP4_BITS,) * 3, "fp4")
+    if algorithm == "MIXED_PRECISION" and config.get("quantized_layers"):
+        return _mixed(fields, key, config)
     if algorithm == "W4A16_AWQ":
         bits = 4 + 16 / int(config.get("group_size") or 128)
         return WeightFormat("int4", bits, bits, bits)
     raise _unknown(fields, f"{key}: quant_algo {algorithm or 'missing'!r}")
+
+
+_MIXED = {
+    "FP8": ("fp8", 8, "fp8"),
+    "FP8_PB_WO": ("fp8", 8, "fp8"),
+    "MXFP8": ("mxfp8", 8 + 8 / 32, "fp8"),
+    "NVFP4": ("nvfp4", NVFP4_BITS, "fp4"),
+    "W4A16_NVFP4": ("nvfp4", NVFP4_BITS, "bf16"),
+}
+"""Name, bits of a weight and arithmetic of a layer's `quant_algo`."""
+
+
+def _mixed(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:
+    """Read the most frequent format of experts, of attention, and of the other matrices.
+
+    A model has one arithmetic in `step_time`: the arithmetic of the narrowest weights.
+    """
+    algorithms: dict[str, list[str]] = {"experts": [], "attention": [], "linear": []}
+    for name, layer in config["quantized_layers"].items():
+        algorithm = str(layer.get("quant_algo", "")).upper()
+        if algorithm not in _MIXED:
+            raise _unknown(fields, f"{key}: quant_algo {algorithm or 'missing'!r} of {name}")
+        shared = "shared_expert" in name
+        kind = "experts" if ".experts" in name and not shared else "linear"
+        if any(word in name for word in ("attn", "in_proj", "out_proj", "q_proj", "o_proj")):
+            kind = "attention"
+        algorithms[kind].append(algorithm)
+    formats = [
+        _MIXED[max(set(names), key=names.count)] if names else ("bf16", 16, "bf16")
+        for names in (algorithms["attention"], algorithms["linear"], algorithms["experts"])
+    ]
+    if not algorithms["experts"]:
+        formats[2] = formats[1]  # no experts, or none that has a format of its own
+    name, _, arithmetic = min(formats, key=lambda stored: stored[1])
+    attention, linear, experts = (bits for _, bits, _ in formats)
+    return WeightFormat(name, attention, linear, experts, arithmetic)
 
 
 def _quark(fields: Fields, key: str, config: dict[str, Any]) -> WeightFormat:

@@ -6,17 +6,25 @@ Mixtral, DeepSeek and similar ones. Small tensors of rarer families are left out
 
 from dataclasses import dataclass
 
+from forebay.replay.engine.hardware.architectures import EXPERTS, MLP, layer_kinds
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.replay.engine.hardware.hf_formats import weight_format
-from forebay.replay.engine.hardware.layers import Latent, Mixture
+from forebay.replay.engine.hardware.layers import PLAIN, Latent, Mixers, Mixture
 from forebay.traces.ground.errors import InputError
 
 INDEX = "model.safetensors.index.json"
-UNGATED = frozenset({"falcon", "gpt_bigcode", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
-_FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
+UNGATED = frozenset({
+    "falcon", "gpt_bigcode", "gpt_neox", "nemotron", "nemotron_h", "opt", "phi", "starcoder2",
+})  # fmt: skip
+_FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text", "gemma4_text"}
 _HEAD_NORMS = {"gemma3", "gemma3_text", "qwen3", "qwen3_moe"}
-_TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "falcon"}
+_TIED_BY_DEFAULT = {
+    "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2", "falcon", "gpt_bigcode",
+}  # fmt: skip
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_CHOSEN = (
+    "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts",
+)  # fmt: skip
 _LLAMA_4 = "llama4_text"
 
 
@@ -37,7 +45,7 @@ class ParameterCount:
         return self.experts + self.linear + self.attention + self.rest
 
 
-def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str]:
+def weight_bytes(fields: Fields, mixers: Mixers, mlps: int) -> tuple[int, str]:
     """Return the bytes of the weights as served, and the source of the number.
 
     The size is in `model.safetensors.index.json` next to the configuration, if it exists. A
@@ -52,7 +60,7 @@ def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str
             raise InputError(f"{index}: no metadata.total_size; remove the file to have it counted")
         wide = str(fields.get("torch_dtype", "dtype")) == "float32"
         return int(size) // (2 if wide else 1), f"total_size in {INDEX}"
-    count = count_parameters(fields, head_dim, kv_heads)
+    count = count_parameters(fields, mixers, mlps)
     stored = weight_format(fields)
     bits = (
         count.experts * stored.expert_bits
@@ -68,32 +76,37 @@ def weight_bytes(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, str
     return int(bits / 8), source
 
 
-def count_parameters(fields: Fields, head_dim: int, kv_heads: int) -> ParameterCount:
+def count_parameters(fields: Fields, mixers: Mixers, mlps: int) -> ParameterCount:
     """Count a dense or mixture-of-experts decoder (InputError: missing sizes)."""
-    layers, hidden = fields.needed("num_hidden_layers"), fields.needed("hidden_size")
-    kind = fields.model_type
-    # Attention and norms are in all layers.
-    attention, small = _attention(fields, head_dim, kv_heads)
-    matrices = 2 if kind in UNGATED else 3
-    norms = (4 if kind in _FOUR_NORMS else 2) * hidden
+    hidden, kind = fields.needed("hidden_size"), fields.model_type
+    # Attention and norms are in all layers. A state takes the place of attention.
+    attention = sum(
+        group.layers * sum(product.weights for product in group.products)
+        for group in mixers.groups(hidden, 16)
+    )
+    norms = (2 if kind in _FOUR_NORMS else 1) * hidden * (mixers.count + mlps)
     # Experts, shared experts and routers are in sparse layers only.
-    mixture = read_mixture(fields, layers)
+    mixture, gated = read_mixture(fields, mlps), kind not in UNGATED
     experts = linear = routers = 0
-    dense_layers = layers
+    dense_layers = mlps
     if mixture is not None:
-        dense_layers, sparse = mixture.dense_layers, layers - mixture.dense_layers
-        experts = sparse * mixture.experts * matrices * hidden * mixture.width
-        linear = sparse * matrices * hidden * mixture.shared_width
-        routers = sparse * mixture.experts * hidden
+        dense_layers, sparse = mixture.dense_layers, mlps - mixture.dense_layers
+        router, *products = mixture.products(hidden, gated, PLAIN)
+        routers = sparse * router.weights
+        for product in products:
+            if product.experts > 1:
+                experts += sparse * product.experts * product.weights
+            else:
+                linear += sparse * product.weights
     # Dense layers have one MLP. A tied head has no weights of its own.
     if dense_layers:
-        linear += dense_layers * matrices * hidden * dense_width(fields)
+        linear += dense_layers * (3 if gated else 2) * hidden * dense_width(fields)
     tied = fields.get("tie_word_embeddings")
     if tied is None:
         tied = kind in _TIED_BY_DEFAULT
     vocabulary = fields.needed("vocab_size") * hidden * (1 if tied else 2)
-    rest = vocabulary + layers * (norms + small) + routers + hidden
-    return ParameterCount(experts, linear, layers * attention, rest)
+    rest = vocabulary + norms + mixers.layers * _small(fields, mixers) + routers + hidden
+    return ParameterCount(experts, linear, attention, rest)
 
 
 def read_mixture(fields: Fields, layers: int) -> Mixture | None:
@@ -102,28 +115,42 @@ def read_mixture(fields: Fields, layers: int) -> Mixture | None:
     sparse = sum(_sparse(fields, layers)) if number else 0
     if not number or not sparse:
         return None
-    chosen = fields.needed("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
+    chosen = fields.needed(*_CHOSEN)
     if chosen > number:
         raise InputError(f"{fields.path}: num_experts_per_tok is {chosen} of {number} experts")
     width = fields.needed("moe_intermediate_size", "intermediate_size")
+    several = fields.whole("n_shared_experts", "num_shared_experts")
     if fields.model_type == _LLAMA_4:
         shared = width
-    elif fields.whole("n_shared_experts"):
-        shared = fields.needed("n_shared_experts") * width
+    elif wide := fields.whole("moe_shared_expert_intermediate_size"):  # Nemotron 3: of all
+        shared = wide
+    elif several:
+        shared = several * width
     else:
         shared = fields.whole("shared_expert_intermediate_size", "shared_intermediate_size") or 0
-    return Mixture(number, chosen, width, shared, layers - sparse)
+    latent = fields.whole("moe_latent_size", "routed_expert_hidden_size") or 0
+    dense = dense_width(fields) if fields.get("enable_moe_block") else 0
+    return Mixture(number, chosen, width, shared, layers - sparse, latent, dense)
 
 
 def dense_width(fields: Fields) -> int:
     """Return the MLP width of a layer without experts (InputError: it is missing)."""
     if fields.model_type == _LLAMA_4:
         return fields.needed("intermediate_size_mlp")
-    return fields.needed("intermediate_size", "ffn_hidden_size")
+    hidden = fields.needed("hidden_size")
+    if blocks := fields.listed("block_configs"):  # the mean of layers of different widths
+        shares = [block["ffn"].get("ffn_mult") or 0 for block in blocks]
+        return round(sum(2 * share * hidden / 3 for share in shares) / len(shares) / 256) * 256
+    if fields.model_type == "gpt_bigcode" and fields.get("intermediate_size") is None:
+        return 4 * hidden
+    return fields.needed("dense_intermediate_size", "intermediate_size", "ffn_hidden_size")
 
 
 def _sparse(fields: Fields, layers: int) -> list[bool]:
-    """Return a flag for each layer: True if its MLP is a mixture of experts."""
+    """Return a flag for each layer with an MLP: True if it is a mixture of experts."""
+    kinds = layer_kinds(fields) or []
+    if own := [kind == EXPERTS for kind in kinds if kind in (MLP, EXPERTS)]:
+        return own
     flags = fields.get("moe_layer_freq")
     if isinstance(flags, list):
         if len(flags) != layers or not set(flags) <= {0, 1}:
@@ -151,17 +178,15 @@ def read_latent(fields: Fields) -> Latent | None:
     )
 
 
-def _attention(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
-    """Count the parameters of one layer's attention: matrices, and biases with norms."""
-    hidden, heads = fields.needed("hidden_size"), fields.needed("num_attention_heads")
-    latent = read_latent(fields)
+def _small(fields: Fields, mixers: Mixers) -> int:
+    """Count the biases and norms of one layer's attention."""
+    latent, heads, hidden = mixers.latent, mixers.full, fields.needed("hidden_size")
     if latent is not None:
-        products = latent.products(heads, hidden, 16)
-        return sum(product.weights for product in products), latent.query_rank + latent.rank
-    own, shared = heads * head_dim, kv_heads * head_dim
-    small = 2 * head_dim if fields.model_type in _HEAD_NORMS else 0
+        return latent.query_rank + latent.rank
+    own, shared = heads.heads * heads.key, heads.kv_heads * heads.key
+    small = 2 * heads.key if fields.model_type in _HEAD_NORMS else 0
     if fields.get("attention_bias"):
         small += own + 2 * shared + hidden
     elif fields.model_type in ("qwen2", "qwen2_moe"):
         small += own + 2 * shared
-    return 2 * hidden * own + 2 * hidden * shared, small
+    return small

@@ -7,6 +7,8 @@ memory plays no part here.
 import math
 from dataclasses import dataclass, field
 
+from forebay.replay.engine.hardware.layers import Heads, Indexer, Recurrent
+
 LATENT_PADDING = 128
 """vLLM 0.7's Triton kernel padded MLA rows to a multiple of this: 576 numbers became 640 (a
 start-up log of DeepSeek-R1 on 8 H200 with 0.7 has 18,418 blocks, 10 % fewer than unpadded)."""
@@ -21,6 +23,10 @@ KV_VALUE_BYTES = {
     "fp8_inc": 1,
 }
 """Bytes of a cached number by --kv-cache-dtype. auto is 1 for a checkpoint that asks for it."""
+
+STATE_ALIGNMENT_LATENT = 128
+"""A block of a model with recurrent states and MLA is a multiple of this (platforms/interface.py of
+vLLM 0.32)."""
 
 PADDED_UP_TO = 1.5
 """vLLM 0.32 pads the kind with fewer layers rather than cut a third group, up to this ratio."""
@@ -45,6 +51,12 @@ class ModelShape:
         kv_value_bytes: bytes of a cached number with --kv-cache-dtype auto.
         default_len: context without --max-model-len. 0: `max_model_len`.
         family: `model_type`, which decides what takes adapters.
+        value_dim: numbers of one head's value. 0: `head_dim`.
+        gated_attention, tied_values: `gated` and `tied` of `Heads`.
+        near: heads of sliding layers. None: as in other layers.
+        state: layers with a recurrent state, in addition to attention layers.
+        index: indexer of sparse attention.
+        mlps: number of MLPs. 0: as many as layers with attention.
     """
 
     name: str
@@ -68,6 +80,13 @@ class ModelShape:
     # A longrope model called by its name has its long context.
     default_len: int = field(default=0, compare=False)
     family: str = field(default="", compare=False)
+    value_dim: int = 0
+    gated_attention: bool = False
+    tied_values: bool = False
+    near: Heads | None = None
+    state: Recurrent | None = None
+    index: Indexer | None = None
+    mlps: int = 0
 
     @property
     def attention(self) -> str:
@@ -89,6 +108,9 @@ class KvOptions:
         pad_latent: pad MLA rows as vLLM 0.7 does.
         steps_in_flight: steps whose tokens sliding layers keep in addition to the window: 2 with
             asynchronous scheduling from vLLM 0.26 on (`VllmConfig.max_in_flight_tokens`).
+        caches_prefixes: prefix caching is on, so that a recurrent state has several blocks.
+        whole: every layer keeps the whole context, sliding ones too, as with
+            --disable-hybrid-kv-cache-manager.
     """
 
     block_size: int = 16
@@ -98,6 +120,8 @@ class KvOptions:
     draft_layers: int = 0
     pad_latent: bool = False
     steps_in_flight: int = 1
+    caches_prefixes: bool = True
+    whole: bool = False
 
     @property
     def tokens_in_flight(self) -> int:
@@ -105,8 +129,13 @@ class KvOptions:
         return self.steps_in_flight * self.max_num_batched_tokens
 
 
+_SPARSE_FP8_ROW = 656
+"""Bytes of a latent row that sparse attention reads in fp8: 512 numbers, their scales, and the
+rotated key in 16 bits (`fp8_ds_mla`, flashmla_sparse.py of vLLM 0.32)."""
+
+
 def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
-    """Return the KV-cache bytes of one token in one layer on one GPU.
+    """Return the KV-cache bytes of one token in one layer with the whole context, on one GPU.
 
     A GPU caches keys and values of its share of the KV heads, and of at least one: with fewer heads
     than GPUs, heads are replicated. MLA keeps one latent row (kv_lora_rank + qk_rope_head_dim) on
@@ -115,11 +144,26 @@ def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
     chosen = options or KvOptions()
     if shape.latent:
         width = shape.latent
+        if shape.index is not None and chosen.value_bytes == 1:
+            return _SPARSE_FP8_ROW
         if chosen.pad_latent:
             width = math.ceil(width / LATENT_PADDING) * LATENT_PADDING
         return width * chosen.value_bytes
     heads = math.ceil(shape.kv_heads / chosen.tensor_parallel)
-    return 2 * heads * shape.head_dim * chosen.value_bytes
+    return heads * (shape.head_dim + (shape.value_dim or shape.head_dim)) * chosen.value_bytes
+
+
+def near_bytes(shape: ModelShape, options: KvOptions) -> int:
+    """Return the KV-cache bytes of one token in one sliding layer on one GPU."""
+    if shape.near is None:
+        return layer_bytes(shape, options)
+    return shape.near.row(options.tensor_parallel) * options.value_bytes
+
+
+def index_bytes(shape: ModelShape, options: KvOptions) -> int:
+    """Return the bytes of one token in all caches of indexers, which every GPU keeps whole."""
+    index = shape.index
+    return index.layers * (index.row or index.width * options.value_bytes) if index else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +174,15 @@ class KvGroup:
         window: tokens that these layers attend to, the token itself included. 0: all.
         state: they keep one recurrent state in place of keys and values.
         exports: a chunk also leaves its state at the last block boundary inside it.
+        chunked: the window starts at multiples of its length.
+        blocks: a block of these layers has this many times the tokens of `KvLayout.block_size`.
     """
 
     window: int = 0
     state: bool = False
     exports: bool = False
+    chunked: bool = False
+    blocks: int = 1
 
 
 WHOLE = KvGroup()
@@ -145,44 +193,36 @@ WHOLE = KvGroup()
 class KvLayout:
     """The layout of a model's layers in vLLM's KV blocks.
 
-    Layers of one kind share a block. With two kinds (full and sliding), both are divided into
-    groups of the same number of layers, the last group padded. Every group takes its own blocks
-    from one pool (vLLM 0.11, `kv_cache_utils.py`).
+    Layers of one kind share a block. With two kinds (full and sliding, or full and recurrent), both
+    are divided into groups of the same number of layers, the last group padded. Every group takes
+    its own blocks from one pool (vLLM 0.11, `kv_cache_utils.py`), and a block has as many bytes in
+    each layer. So layers that cache less have more tokens in it, or a padded block.
 
     Attributes:
-        group_layers: layers that share a block of `block_size` tokens.
+        bytes_per_token: bytes of one token in all layers, while it is inside every window.
+        block_size: tokens of a block. With recurrent states a block is as large as a state.
+        block_bytes: bytes of a block, of all layers that share it.
         groups: groups of layers, in the order of vLLM. A request needs blocks for each.
         tokens_in_flight: most tokens of steps that have not ended.
         window_tokens: most tokens a sliding layer holds: window - 1, or the chunk, and
             max_num_batched_tokens of each step in flight.
         chunked: a window starts at the start of a block.
         spare_blocks: blocks that a request reserves beyond its tokens.
+        state_blocks: blocks of a request in each group of layers with a recurrent state.
+        state_bytes: bytes of the states of one request in all layers, without padding.
     """
 
     layers: int
-    layer_bytes: int
+    bytes_per_token: int
     block_size: int
-    group_layers: int
+    block_bytes: int
     groups: tuple[KvGroup, ...]
     window_tokens: int
     tokens_in_flight: int
     chunked: bool = False
     spare_blocks: int = 0
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Return the bytes of one token in all layers, while it is inside every window."""
-        return self.layers * self.layer_bytes
-
-    @property
-    def full_groups(self) -> int:
-        """Return the groups of layers that keep the whole context."""
-        return self.groups.count(WHOLE)
-
-    @property
-    def sliding_groups(self) -> int:
-        """Return the groups of layers with a window."""
-        return sum(group.window > 0 for group in self.groups)
+    state_blocks: int = 0
+    state_bytes: int = 0
 
     @property
     def one_kind(self) -> bool:
@@ -190,8 +230,9 @@ class KvLayout:
         return self.groups == (WHOLE,)
 
     @property
-    def block_bytes(self) -> int:
-        return self.group_layers * self.layer_bytes * self.block_size
+    def has_states(self) -> bool:
+        """Return True if layers keep a recurrent state in place of keys and values."""
+        return any(group.state for group in self.groups)
 
     def blocks_in(self, pool_bytes: float) -> int:
         """Return the whole blocks that fit. 0 or negative if no block fits."""
@@ -201,15 +242,20 @@ class KvLayout:
         """Return the blocks of one request of `tokens`.
 
         A window needs one more unless it is a chunk, because it may start inside a block. vLLM
-        reserves it for a window of any length. A state is in one block, and until the next step in
-        the block before, and at the end of a prompt in a third where a chunk leaves it there.
+        reserves it for a window of any length. A state is in one block, and with prefix caching
+        until the next step in the block before, and at the end of a prompt in a third where a chunk
+        leaves it there.
         """
-        blocks = self.spare_blocks + self.full_groups * math.ceil(tokens / self.block_size)
-        if self.sliding_groups:
-            held = math.ceil(min(tokens, self.window_tokens) / self.block_size)
-            held += not self.chunked
-            blocks += self.sliding_groups * held
-        return blocks + sum(2 + group.exports for group in self.groups if group.state)
+        blocks = self.spare_blocks
+        for group in self.groups:
+            size = group.blocks * self.block_size
+            if group.state:
+                blocks += self.state_blocks
+            elif group.window:
+                blocks += -(-min(tokens, self.window_tokens) // size) + (not self.chunked)
+            else:
+                blocks += -(-tokens // size)
+        return blocks
 
     def longest(self, blocks: int, limit: int) -> int:
         """Return the longest request, tokens, that fits: `limit`, or whole blocks below it."""
@@ -228,23 +274,57 @@ class KvLayout:
 def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
     """Return the layout of `shape` with `options`."""
     full = shape.layers - shape.sliding_layers + options.draft_layers
-    sliding = shape.sliding_layers
-    if full and sliding:
-        group = min(full, sliding)
-        if max(full, sliding) < PADDED_UP_TO * group:
-            group = max(full, sliding)
+    other, state, ranks = shape.sliding_layers, shape.state, options.tensor_parallel
+    # The tokens of a block, and the bytes of a token in each layer.
+    row, near = layer_bytes(shape, options), near_bytes(shape, options)
+    size, state_bytes = options.block_size, 0
+    if shape.index is not None:
+        size = _whole(size, shape.index.block)
+    if state is not None:
+        other, state_bytes = state.layers, state.bytes(ranks)
+        step = max(size, STATE_ALIGNMENT_LATENT) if shape.latent else max(16, size)
+        size = max(size, _whole(math.ceil(state_bytes / row), step))
+        near = row
+    # Layers that cache less than others have more tokens in a block of as many bytes.
+    larger = max(row, near) if full and other else row if full else near
+    whole_blocks, near_blocks = (larger // own if larger % own == 0 else 1 for own in (row, near))
+    index = index_bytes(shape, options)
+    per_token = full * row + shape.sliding_layers * near + index
+    if options.whole and state is None:
+        return KvLayout(
+            layers=full + other, bytes_per_token=per_token, block_size=size,
+            block_bytes=per_token * size, groups=(WHOLE,), window_tokens=options.tokens_in_flight,
+            tokens_in_flight=options.tokens_in_flight, spare_blocks=int(shape.long_window),
+        )  # fmt: skip
+    # Equally many layers in each group.
+    if full and other:
+        group = min(full, other)
+        if max(full, other) < PADDED_UP_TO * group:
+            group = max(full, other)
     else:
-        group = full + sliding
-    groups = (WHOLE,) * math.ceil(full / group)
-    windows = (KvGroup(shape.sliding_window),) * math.ceil(sliding / group)
+        group = full + other
+    whole = (KvGroup(blocks=whole_blocks),) * math.ceil(full / group)
+    kind = KvGroup(shape.sliding_window, chunked=shape.chunked, blocks=near_blocks)
+    if state is not None:
+        kind = KvGroup(state=True, exports=state.exports)
+    others = (kind,) * math.ceil(other / group)
+    first = shape.sliding_first if state is None else state.first
+    layers = 0 if state is None else state.layers
     return KvLayout(
-        layers=full + sliding,
-        layer_bytes=layer_bytes(shape, options),
-        block_size=options.block_size,
-        group_layers=group,
-        groups=windows + groups if shape.sliding_first else groups + windows,
+        layers=full + shape.sliding_layers,
+        bytes_per_token=per_token,
+        block_size=size,
+        block_bytes=(group * larger + index) * size,
+        groups=others + whole if first else whole + others,
         window_tokens=max(0, shape.sliding_window - (not shape.chunked)) + options.tokens_in_flight,
         tokens_in_flight=options.tokens_in_flight,
         chunked=shape.chunked,
         spare_blocks=int(shape.long_window),
+        state_blocks=2 + kind.exports if options.caches_prefixes else 1,
+        state_bytes=layers * state_bytes,
     )
+
+
+def _whole(tokens: int, step: int) -> int:
+    """Return `tokens`, rounded up to a multiple of `step`."""
+    return math.ceil(tokens / step) * step

@@ -81,6 +81,8 @@ class Mixture:
         width: MLP width of one expert.
         shared_width: MLP width of the experts that every token takes. 0: no such experts.
         dense_layers: layers without experts.
+        latent: width of the hidden state inside the experts. 0: the model's.
+        dense: width of a dense MLP next to the experts of each layer (Gemma 4). 0: no such MLP.
     """
 
     experts: int
@@ -88,27 +90,30 @@ class Mixture:
     width: int
     shared_width: int = 0
     dense_layers: int = 0
+    latent: int = 0
+    dense: int = 0
 
     @property
     def active_width(self) -> int:
         """Return the MLP width of one token."""
-        return self.chosen * self.width + self.shared_width
+        return self.chosen * self.width + self.shared_width + self.dense
 
     def products(self, hidden: int, gated: bool, weights: WeightFormat) -> tuple[Product, ...]:
         """Return router, experts and shared experts of one layer."""
-        up = 2 if gated else 1
+        up, inner, bits = 2 if gated else 1, self.latent or hidden, weights.linear_bits
         routed = (
             Product(self.experts, hidden, 16),
-            Product(up * self.width, hidden, weights.expert_bits, self.experts, self.chosen),
-            Product(hidden, self.width, weights.expert_bits, self.experts, self.chosen),
+            Product(up * self.width, inner, weights.expert_bits, self.experts, self.chosen),
+            Product(inner, self.width, weights.expert_bits, self.experts, self.chosen),
         )
-        if not self.shared_width:
-            return routed
-        return (
-            *routed,
-            Product(up * self.shared_width, hidden, weights.linear_bits),
-            Product(hidden, self.shared_width, weights.linear_bits),
+        around = (Product(inner, hidden, bits), Product(hidden, inner, bits)) if self.latent else ()
+        widths = [width for width in (self.shared_width, self.dense) if width]
+        mlps = (
+            product
+            for width in widths
+            for product in (Product(up * width, hidden, bits), Product(hidden, width, bits))
         )
+        return (*routed, *around, *mlps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +158,151 @@ class Latent:
             Product(heads * (self.nope + self.value), self.rank, bits),
             Product(hidden, heads * self.value, bits),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention that caches a key and a value of each KV head.
+
+    Attributes:
+        key, value: numbers of one head's key, and of its value.
+        gated: queries have a gate of the same size (Qwen3.5).
+        tied: keys are the values, too, but both are cached (Gemma 4).
+    """
+
+    heads: int
+    kv_heads: int
+    key: int
+    value: int
+    gated: bool = False
+    tied: bool = False
+
+    def row(self, ranks: int) -> int:
+        """Return the cached numbers of one token on one of `ranks` GPUs: one KV head at least."""
+        return -(-self.kv_heads // ranks) * (self.key + self.value)
+
+    @property
+    def pair_flops(self) -> int:
+        """Return the FLOPs of one pair of query and key."""
+        return 2 * self.heads * (self.key + self.value)
+
+    def products(self, hidden: int, bits: float) -> tuple[Product, ...]:
+        """Return the products of one layer: queries, keys and values, and the output."""
+        cached = self.kv_heads * (self.key if self.tied else self.key + self.value)
+        queries = self.heads * self.key * (2 if self.gated else 1)
+        return (
+            Product(queries + cached, hidden, bits),
+            Product(hidden, self.heads * self.value, bits),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers that keep one state of a request in place of keys and values.
+
+    Attributes:
+        layers: number of these layers.
+        inputs, inner: outputs of the first product of the hidden state, inputs of the last.
+        taps: earlier tokens that the convolution keeps, 16 bits for each of its channels.
+        channels, groups, group_channels: its channels that GPUs divide, its groups (each GPU has at
+            least 1), and the channels of a group.
+        numbers, width: numbers of the recurrent state, and bytes of each.
+        exports: a chunk also leaves its state at the last block boundary inside it.
+        first: the first layer of the model has such a state.
+    """
+
+    layers: int
+    inputs: int
+    inner: int
+    taps: int
+    channels: int
+    numbers: int
+    width: int = 4
+    groups: int = 0
+    group_channels: int = 0
+    exports: bool = False
+    first: bool = True
+
+    def bytes(self, ranks: int) -> int:
+        """Return the bytes of one request in one layer on one of `ranks` GPUs."""
+        groups = self.groups if self.groups % ranks == 0 else ranks
+        channels = (self.channels + groups * self.group_channels) // ranks
+        return 2 * self.taps * channels + self.width * self.numbers // ranks
+
+    def products(self, hidden: int, bits: float) -> tuple[Product, ...]:
+        """Return the products of one layer."""
+        return Product(self.inputs, hidden, bits), Product(hidden, self.inner, bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Small keys of every token, by which sparse attention chooses the tokens it attends to.
+
+    Attributes:
+        layers: layers with an indexer. Others attend to the choice of the layer before.
+        sparse: layers that attend to chosen tokens only, the first of the model excepted.
+        heads, width: heads of an index query, numbers of an index key.
+        row: bytes of one token's index key in the cache. 0: cached numbers of the cache's format.
+        chosen: tokens that a query attends to.
+        query_rank: width of the input of index queries.
+        block: tokens of a KV block are a multiple of it.
+    """
+
+    layers: int
+    sparse: int
+    heads: int
+    width: int
+    row: int
+    chosen: int
+    query_rank: int
+    block: int
+
+    @property
+    def pair_flops(self) -> int:
+        """Return the FLOPs of one pair of index query and index key."""
+        return 2 * self.heads * self.width
+
+    def products(self, hidden: int, bits: float) -> tuple[Product, ...]:
+        """Return the products of one layer: index queries, and index key with head weights."""
+        return (
+            Product(self.heads * self.width, self.query_rank, bits),
+            Product(self.width + self.heads, hidden, 16),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mixers:
+    """The parts of a model's layers that combine tokens: attention and recurrent states.
+
+    Attributes:
+        layers, sliding: attention layers, and how many of them have a window.
+        full, near: heads of layers with the whole context, and with a window.
+        latent: used in place of these heads.
+    """
+
+    layers: int
+    sliding: int
+    full: Heads
+    near: Heads
+    latent: Latent | None = None
+    state: Recurrent | None = None
+    index: Indexer | None = None
+
+    def groups(self, hidden: int, bits: float) -> tuple[LayerGroup, ...]:
+        """Return the products of these parts, of `bits` a weight."""
+        if self.latent is not None:
+            products = self.latent.products(self.full.heads, hidden, bits)
+            groups = [LayerGroup(self.layers, products)]
+        else:
+            groups = [
+                LayerGroup(self.layers - self.sliding, self.full.products(hidden, bits)),
+                LayerGroup(self.sliding, self.near.products(hidden, bits)),
+            ]
+        others = (part for part in (self.state, self.index) if part is not None)
+        groups += [LayerGroup(part.layers, part.products(hidden, bits)) for part in others]
+        return tuple(group for group in groups if group.layers)
+
+    @property
+    def count(self) -> int:
+        """Return the number of layers."""
+        return self.layers + (self.state.layers if self.state is not None else 0)

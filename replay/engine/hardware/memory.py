@@ -196,23 +196,15 @@ def engine_budget(
     options: MemoryOptions,
     *,
     draft: ModelSpec | None = None,
-    whole: bool = False,
 ) -> MemoryBudget:
     """Return the budget of an engine, with the number of its KV blocks. May be 0 or negative.
 
     A draft model takes its weights, and its layers a part of each block.
-
-    Args:
-        whole: every layer keeps the whole context, sliding ones too, as with
-            --disable-hybrid-kv-cache-manager.
     """
-    shape = model.shape
-    if whole:
-        shape = replace(shape, sliding_layers=0, sliding_window=0)
-    budget = memory_budget(shape, gpu.memory_gib, options)
+    budget = memory_budget(model.shape, gpu.memory_gib, options)
     if draft is None:
         return budget
-    own = kv_layout(replace(draft.shape, sliding_layers=0, sliding_window=0), options)
+    own = kv_layout(draft.shape, replace(options, whole=True))
     left = budget.pool - draft.weight_bytes / options.tensor_parallel
     blocks = math.floor(left / (budget.layout.block_bytes + own.block_bytes))
     return replace(budget, blocks=blocks)

@@ -5,13 +5,23 @@
 
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape, layer_bytes
+from forebay.replay.engine.hardware.kv_layout import (
+    KvOptions,
+    ModelShape,
+    index_bytes,
+    layer_bytes,
+    near_bytes,
+)
 from forebay.replay.engine.hardware.layers import (
     PLAIN,
+    Heads,
+    Indexer,
     Latent,
     LayerGroup,
+    Mixers,
     Mixture,
     Product,
+    Recurrent,
     WeightFormat,
 )
 from forebay.traces.ground.command_line.options import same_named
@@ -34,12 +44,15 @@ class ModelSpec:
         latent: sizes of multi-head latent attention (MLA). None: keys and values are cached.
         sliding_layers, sliding_window: layers that attend to the last tokens only, and how many.
         sliding_first: the first layer slides.
+        chunked: a window starts at multiples of its length. Step times use a window of it, which is
+            true up to its length and too long beyond.
         weights: format in which the matrices of the layers are stored and multiplied.
         served_bytes: bytes of all weights as served. 0: `parameters` times `bytes_per_value`.
         kv_value_bytes: bytes of one cached number.
         default_len: context without --max-model-len. 0: `max_model_len`.
         ranks: GPUs that share the model's layers by tensor parallelism.
         family: `model_type`, which decides what takes adapters.
+        value_dim, gated_attention, tied_values, near, state, index, mlps: as in `ModelShape`.
     """
 
     name: str
@@ -59,33 +72,117 @@ class ModelSpec:
     sliding_layers: int = 0
     sliding_window: int = 0
     sliding_first: bool = False
+    chunked: bool = False
     weights: WeightFormat = PLAIN
     served_bytes: int = 0
     kv_value_bytes: int = 2
     default_len: int = 0
     ranks: int = 1
     family: str = ""
+    value_dim: int = 0
+    gated_attention: bool = False
+    tied_values: bool = False
+    near: Heads | None = None
+    state: Recurrent | None = None
+    index: Indexer | None = None
+    mlps: int = 0
 
     @property
     def weight_bytes(self) -> int:
         return self.served_bytes or self.parameters * self.bytes_per_value
 
     @property
+    def row_bytes(self) -> int:
+        """Return the bytes of keys and values of one token in a layer with the whole context."""
+        return layer_bytes(self.shape, KvOptions(value_bytes=self.kv_value_bytes))
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of keys and values of one token in all layers."""
-        return self.layers * layer_bytes(self.shape, KvOptions(value_bytes=self.kv_value_bytes))
+        return self.layers * self.row_bytes
 
     @property
     def full_layers(self) -> int:
         """Return the number of layers that attend to the whole context."""
-        return self.layers - self.sliding_layers
+        return self.layers - self.near_layers
+
+    @property
+    def near_layers(self) -> int:
+        """Return the number of layers that attend to a part of the context, never longer."""
+        return self.index.sparse if self.index is not None else self.sliding_layers
+
+    @property
+    def attended_window(self) -> int:
+        """Return the most tokens of the context that those layers attend to. 0: there are none."""
+        return self.index.chosen if self.index is not None else self.sliding_window
+
+    @property
+    def depth(self) -> int:
+        """Return the number of layers with attention or a recurrent state."""
+        return self.layers + (self.state.layers if self.state is not None else 0)
+
+    @property
+    def mixers(self) -> Mixers:
+        """Return attention and recurrent states of all layers."""
+        value = self.value_dim or self.head_dim
+        full = Heads(
+            self.heads, self.kv_heads, self.head_dim, value, self.gated_attention, self.tied_values
+        )
+        return Mixers(
+            self.layers, self.sliding_layers, full, self.near or full, self.latent, self.state,
+            self.index,
+        )  # fmt: skip
 
     @property
     def pair_flops(self) -> int:
-        """Return the FLOPs of one pair of query and key of a prefill in one layer."""
+        """Return the FLOPs of a pair of query and key of a prefill in a layer with all context."""
         if self.latent is not None:
             return 2 * self.heads * (self.latent.query_dim + self.latent.value)
-        return 4 * self.heads * self.head_dim
+        return 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+
+    @property
+    def near_pair_flops(self) -> int:
+        """Return the same of a layer with a part of the context. Sparse MLA unpacks no rows."""
+        if self.latent is not None and self.index is not None:
+            return self.latent.decode_flops(self.heads)
+        return self.near.pair_flops if self.near is not None else self.pair_flops
+
+    @property
+    def near_row_bytes(self) -> int:
+        """Return the bytes of keys and values of one token in a layer with part of the context."""
+        return near_bytes(self.shape, KvOptions(value_bytes=self.kv_value_bytes))
+
+    @property
+    def index_pair_flops(self) -> int:
+        """Return the FLOPs of one pair of index query and index key in all layers."""
+        return self.index.layers * self.index.pair_flops if self.index is not None else 0
+
+    @property
+    def index_row_bytes(self) -> int:
+        """Return the bytes of one token in the caches of all indexers."""
+        return index_bytes(self.shape, KvOptions(value_bytes=self.kv_value_bytes))
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one request's recurrent states in all layers."""
+        return self.state.layers * self.state.bytes(1) if self.state is not None else 0
+
+    @property
+    def state_numbers(self) -> int:
+        """Return the numbers of one request's recurrent states in all layers."""
+        return self.state.layers * self.state.numbers if self.state is not None else 0
+
+    @property
+    def state_token_bytes(self) -> int:
+        """Return the bytes that convolutions read and write for one token in all layers.
+
+        They and the copies around them move each channel four times.
+        """
+        if self.state is None:
+            return 0
+        state = self.state
+        channels = state.channels + state.groups * state.group_channels
+        return 4 * self.bytes_per_value * state.layers * channels
 
     @property
     def shape(self) -> ModelShape:
@@ -102,10 +199,10 @@ class ModelSpec:
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
         """Return (outputs, inputs) of a dense layer's products: qkv, o, gate_up, down."""
-        attention = self.heads * self.head_dim
+        qkv, out = self.mixers.full.products(self.hidden, 16)
         return (
-            (attention + 2 * self.kv_heads * self.head_dim, self.hidden),
-            (self.hidden, attention),
+            (qkv.outputs, qkv.inputs),
+            (out.outputs, out.inputs),
             ((2 if self.gated else 1) * self.ffn, self.hidden),
             (self.hidden, self.ffn),
         )
@@ -113,21 +210,18 @@ class ModelSpec:
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
         """Return the matrix products of one layer of each kind, and how many layers there are."""
-        mixture, weights = self.mixture, self.weights
-        qkv, out, up, down = self.linear_shapes
-        attention = (
-            tuple(Product(*shape, weights.attention_bits) for shape in (qkv, out))
-            if self.latent is None
-            else self.latent.products(self.heads, self.hidden, weights.attention_bits)
-        )
+        mixture, weights, mixers = self.mixture, self.weights, self.mixers
+        up, down = self.linear_shapes[2:]
         dense = tuple(Product(*shape, weights.linear_bits) for shape in (up, down))
-        if mixture is None:
-            return (LayerGroup(self.layers, attention + dense),)
-        sparse = attention + mixture.products(self.hidden, self.gated, weights)
-        groups = (
-            LayerGroup(mixture.dense_layers, attention + dense),
-            LayerGroup(self.layers - mixture.dense_layers, sparse),
-        )
+        sparse = mixture.products(self.hidden, self.gated, weights) if mixture is not None else ()
+        mlps = self.mlps or self.layers
+        dense_layers = mixture.dense_layers if mixture is not None else mlps
+        attention = mixers.groups(self.hidden, weights.attention_bits)
+        parts = ((dense_layers, dense), (mlps - dense_layers, sparse))
+        if len(attention) > 1 or self.mlps:
+            groups = *attention, *(LayerGroup(*part) for part in parts)
+        else:
+            groups = tuple(LayerGroup(n, attention[0].products + mlp) for n, mlp in parts)
         return tuple(group for group in groups if group.layers)
 
     @property

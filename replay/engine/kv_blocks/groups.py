@@ -13,6 +13,7 @@ The rules come from vLLM 0.32 and 0.33: `kv_cache_coordinator.py`,
 `single_type_kv_cache_manager.py` and `Scheduler._mamba_block_aligned_split`.
 """
 
+import math
 from collections.abc import Iterable
 
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
@@ -49,6 +50,7 @@ class GroupTables(BlockTables):
             next(kind for kind in self._kinds if number in kind.members)
             for number in range(len(limits.groups))
         ]
+        self._alignment = math.lcm(*(group.blocks for group in limits.groups))
         self._one_pass = len(self._kinds) == 2 and type(self._kinds[0]) is WholeKind
         # Recurrent states.
         self.aligns = any(type(kind) is StateKind for kind in self._kinds)
@@ -103,9 +105,11 @@ class GroupTables(BlockTables):
         for kind, rows in hits.items():
             for member, row in zip(kind.members, rows, strict=True):
                 request.lookup[member] = row
-        hit = request.hit_blocks = min(len(row) for row in request.lookup)
-        for row in request.lookup:
-            del row[hit:]
+        sizes = [kind.per_block for kind in self._kind_of]
+        hit = min(len(row) * size for row, size in zip(request.lookup, sizes, strict=True))
+        request.hit_blocks = hit
+        for row, size in zip(request.lookup, sizes, strict=True):
+            del row[hit // size :]
         request.junction = longest * self._block_size if longest > hit else 0
 
     def _longest_hit(
@@ -124,10 +128,10 @@ class GroupTables(BlockTables):
             length = hit
             for kind in self._kinds:
                 if kind in rows_of and type(kind) is WholeKind:
-                    length = min(length, len(rows_of[kind][0]))
+                    length = min(length, len(rows_of[kind][0]) * kind.per_block)
                     continue
                 rows_of[kind] = kind.find(hashes, length)
-                length = len(rows_of[kind][0])
+                length = len(rows_of[kind][0]) * kind.per_block
                 longest = max(longest, length)
             if length >= hit or self._one_pass:
                 return rows_of, longest
@@ -246,14 +250,15 @@ class GroupTables(BlockTables):
             table[place] = 0
 
     def register(self, request: EngineRequest, full: int) -> None:
+        full -= full % self._alignment
         if not self._caching or full <= request.registered:
             return
         ends = self._ends(request)
         for number, kind in enumerate(self._kind_of):
-            table = request.tables[number]
-            for index in range(request.registered, full):
+            table, size = request.tables[number], kind.per_block
+            for index in range(request.registered // size, full // size):
                 if table[index] and kind.keeps(index, ends):
-                    key = kind.key(request.hash_at(index), number)
+                    key = kind.key(request.hash_at((index + 1) * size - 1), number)
                     self._pool.register(table[index], key)
                     if type(kind) is StateKind:
                         self._fresh.add(key)

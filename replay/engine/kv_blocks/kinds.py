@@ -3,6 +3,7 @@
 Groups of one kind are looked up together: a block counts as cached if each of them has it.
 """
 
+import math
 from collections.abc import Sequence
 
 from forebay.replay.engine.hardware.kv_layout import KvGroup
@@ -15,6 +16,7 @@ class WholeKind:
 
     Attributes:
         members: numbers of the groups.
+        per_block: blocks of the scheduler in a block of these layers.
     """
 
     def __init__(
@@ -22,7 +24,9 @@ class WholeKind:
     ) -> None:
         self.members = members
         self._group = group
-        self._block_size = limits.block_size
+        self.per_block = group.blocks
+        self._block_size = limits.block_size * group.blocks
+        self._alignment = math.lcm(*(other.blocks for other in limits.groups))
         self._groups = len(limits.groups)
         self._pool = pool
 
@@ -30,9 +34,13 @@ class WholeKind:
         """Return the name in the pool of a block's content for the layers of a group."""
         return block_hash * self._groups + member
 
-    def cached(self, block_hash: int) -> list[int] | None:
-        """Return the cached block of each of the groups, None if a group lacks it."""
+    def cached(self, hashes: Sequence[int], index: int) -> list[int] | None:
+        """Return the cached block `index` of each of the groups, None if a group lacks it.
+
+        A block is known by the hash of its last part, which covers all tokens before.
+        """
         blocks = []
+        block_hash = hashes[(index + 1) * self.per_block - 1]
         for member in self.members:
             block = self._pool.first(self.key(block_hash, member))
             if block is None:
@@ -46,15 +54,22 @@ class WholeKind:
         Blocks that these layers do not need behind the prefix are null.
 
         Args:
-            most: most blocks of the prefix.
+            most: most blocks of the prefix, in the scheduler's.
         """
         rows: list[list[int]] = [[] for _ in self.members]
-        for block_hash in hashes[:most]:
-            blocks = self.cached(block_hash)
+        for index in range(most // self.per_block):
+            blocks = self.cached(hashes, index)
             if blocks is None:
                 break
             for row, block in zip(rows, blocks, strict=True):
                 row.append(block)
+        return self._aligned(rows)
+
+    def _aligned(self, rows: list[list[int]]) -> list[list[int]]:
+        """Shorten a hit to a place where blocks of all groups end."""
+        while len(rows[0]) * self.per_block % self._alignment:
+            for row in rows:
+                row.pop()
         return rows
 
     def blocks(self, end: int) -> int:
@@ -95,17 +110,20 @@ class WindowKind(WholeKind):
     ) -> None:
         super().__init__(group, members, limits, pool)
         self._window = group.window
-        self._needed = -(-(group.window - 1) // limits.block_size)
+        self._needed = -(-(group.window - 1) // self._block_size)
         held = min(group.window - 1 + limits.tokens_in_flight, limits.max_model_len)
-        self._most = -(-held // limits.block_size) + 1  # a window may begin inside a block
+        self._most = -(-held // self._block_size) + 1  # a window may begin inside a block
 
     def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
+        most //= self.per_block
         rows: list[list[int]] = [[0] * most for _ in self.members]
         run = start = 0
         for index in range(most - 1, -1, -1):
-            blocks = self.cached(hashes[index])
+            blocks = self.cached(hashes, index)
             if blocks is None:
                 run = 0
+                continue
+            if not run and (index + 1) * self.per_block % self._alignment:
                 continue
             for row, block in zip(rows, blocks, strict=True):
                 row[index] = block
@@ -115,7 +133,7 @@ class WindowKind(WholeKind):
                 break
         for row in rows:
             del row[start + run :]
-        return rows
+        return self._aligned(rows)
 
     def most_blocks(self, end: int) -> int:
         return min(self.blocks(end), self._most)
@@ -128,8 +146,42 @@ class WindowKind(WholeKind):
         return min(super().room(end, skipped), leaves)
 
     def keeps(self, index: int, ends: Sequence[int]) -> bool:
-        size = self._block_size
-        return any(tokens // size - self._needed <= index < tokens // size for tokens in ends)
+        step = self._alignment * self._block_size // self.per_block
+        last = [tokens // step * step // self._block_size for tokens in ends]
+        return any(end - self._needed <= index < end for end in last)
+
+
+class ChunkKind(WholeKind):
+    """Groups whose layers attend to the chunk of the context that a token is in (Llama 4)."""
+
+    def __init__(
+        self, group: KvGroup, members: Sequence[int], limits: SchedulerLimits, pool: BlockPool
+    ) -> None:
+        super().__init__(group, members, limits, pool)
+        self._window = group.window
+        held = min(group.window + limits.tokens_in_flight, limits.max_model_len)
+        self._most = -(-held // self._block_size)
+
+    def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
+        start = most * self._block_size // self._window * self._window // self._block_size
+        rows = [[0] * start for _ in self.members]
+        for index in range(start, most):
+            blocks = self.cached(hashes, index)
+            if blocks is None:
+                break
+            for row, block in zip(rows, blocks, strict=True):
+                row.append(block)
+        return rows
+
+    def most_blocks(self, end: int) -> int:
+        return min(self.blocks(end), self._most)
+
+    def skipped(self, tokens: int) -> int:
+        return tokens // self._window * self._window // self._block_size
+
+    def room(self, end: int, skipped: int) -> int:
+        leaves = -(-(skipped + 1) * self._block_size // self._window) * self._window
+        return min(super().room(end, skipped), leaves)
 
 
 class StateKind(WholeKind):
@@ -141,7 +193,7 @@ class StateKind(WholeKind):
 
     def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
         for index in range(most - 1, -1, -1):
-            blocks = self.cached(hashes[index])
+            blocks = self.cached(hashes, index)
             if blocks is not None:
                 return [[0] * index + [block] for block in blocks]
         return [[] for _ in self.members]
@@ -170,4 +222,5 @@ def kind_of(
     if group.state:
         kind = StateKind if limits.enable_prefix_caching else HeldStateKind
         return kind(group, members, limits, pool)
-    return (WindowKind if group.window else WholeKind)(group, members, limits, pool)
+    windows = ChunkKind if group.chunked else WindowKind
+    return (windows if group.window else WholeKind)(group, members, limits, pool)

@@ -173,20 +173,21 @@ class Generator:
                 last_s = loop.now()
 
     def _whole_blocks(self, call: Call) -> int:
-        size = self._config.block_size
+        size = self._config.block_tokens
         return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
     def _request(
         self, call: Call, generation: Generation, arrival_s: float, sink: Sink
     ) -> EngineRequest:
         config, prompt = self._config, call.prompt
+        size = config.block_tokens
         ending = ending_of(call, generation, config.context - prompt.tokens)
-        content = OutputBlocks(prompt, generation, config.block_size, call.cache_salt)
+        content = OutputBlocks(prompt, generation, size, call.cache_salt)
         request = EngineRequest(
             self._engine_id(),
             prompt.tokens,
             ending.tokens,
-            prompt.block_hashes(config.block_size, call.cache_salt),
+            prompt.block_hashes(size, call.cache_salt),
             arrival_s=arrival_s,
             priority=call.priority,
             finish_reason=ending.reason,

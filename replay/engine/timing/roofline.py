@@ -64,22 +64,23 @@ def _attention_flops(model: ModelSpec, work: StepWork) -> float:
     """Return the FLOPs of attention. A decoding query is at least a pair of a prefill."""
     pairs = sum(count * (offset + 0.5 * count) for count, offset in work.chunks)
     flops = model.full_layers * model.pair_flops * (pairs + work.decode_context)
-    if model.sliding_layers:
-        window = model.sliding_window
+    flops += model.index_pair_flops * (pairs + work.decode_context)
+    if model.near_layers:
+        window = model.attended_window
         near = sum(window_pairs(count, offset, window) for count, offset in work.chunks)
-        flops += model.sliding_layers * model.pair_flops * (near + work.window_context)
+        flops += model.near_layers * model.near_pair_flops * (near + work.window_context)
     return float(flops)
 
 
 def _cache_bytes(model: ModelSpec, work: StepWork) -> float:
     """Return the bytes of keys and values of earlier tokens."""
-    layer = model.kv_bytes_per_token / model.layers
     context = work.decode_context + sum(offset for _, offset in work.chunks)
-    size = model.full_layers * layer * context
-    if model.sliding_layers:
-        window = model.sliding_window
+    size = float((model.full_layers * model.row_bytes + model.index_row_bytes) * context)
+    size += 2 * model.state_bytes * work.sequences
+    if model.near_layers:
+        window = model.attended_window
         near = work.window_context + sum(min(offset, window) for _, offset in work.chunks)
-        size += model.sliding_layers * layer * near
+        size += model.near_layers * model.near_row_bytes * near
     return size
 
 

@@ -154,6 +154,10 @@ def draft_of(
         name=f"{speculation.method} head of {target.name}",
         layers=1,
         sliding_layers=0,
+        near=None,
+        state=None,
+        index=None,
+        mlps=0,
         mixture=None if mixture is None else replace(mixture, dense_layers=0),
         weights=PLAIN,
     )

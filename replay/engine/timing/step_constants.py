@@ -35,6 +35,9 @@ against .62 of the 16-bit peak for Phi-3-mini fitted in the same form."""
 FP8_KV_READ: Final = 0.52
 """An FP8 KV cache is read at this part of the 16-bit share, .46 of .88: half the bytes take as
 long."""
+SCAN_FLOPS: Final = 61.0
+"""FLOPs at the bf16 peak by which a token updates a number of a recurrent state: Gated DeltaNet of
+Qwen3.5-27B on H200, prompts of 8k and 16k (NVIDIA's op tables, vLLM 0.24)."""
 LINK_SHARE: Final = 0.62
 """Share of a link's bandwidth that an all-reduce reaches: 280 of 450 GB/s."""
 GRAPH_LAUNCH_PARALLEL_S: Final = 1.24e-4

@@ -33,6 +33,7 @@ from forebay.replay.engine.timing.step_constants import (
     GRAPH_LAUNCH_PARALLEL_S,
     LINK_SHARE,
     NARROW_PRODUCT,
+    SCAN_FLOPS,
     Calibration,
     calibration_of,
 )
@@ -114,8 +115,11 @@ class StepTimeModel:
         # Attention of chunks: FLOPs of query-key pairs at the reached share of the peak.
         pair_peak = gpu.peak_flops * c.prefill_compute
         self.pair_s = model.full_layers * model.pair_flops / pair_peak
-        self._window_pair_s = model.sliding_layers * model.pair_flops / pair_peak
-        self._window = model.sliding_window
+        self.pair_s += model.index_pair_flops / pair_peak
+        self._window_pair_s = model.near_layers * model.near_pair_flops / pair_peak
+        self._window = model.attended_window
+        # Each query of sparse MLA reads rows of its own. Others share keys and values.
+        self._gathers = model.latent is not None and model.index is not None
         self._async = async_scheduling
         self._layer_gemms = _layer_gemms(model, gpu, c)
         self._head_gemm = _head_gemm(model, gpu, c)
@@ -125,29 +129,34 @@ class StepTimeModel:
         self._power = c.roofline_power
         # Attention of decodes reads the context. Latent attention also has FLOPs for it.
         read = gpu.bandwidth * c.decode_bandwidth * (FP8_KV_READ if _narrow_kv(model) else 1.0)
-        self._read_s = model.kv_bytes_per_token * model.full_layers / model.layers / read
-        self.window_s = model.kv_bytes_per_token * model.sliding_layers / model.layers / read
+        self._read_s = (model.full_layers * model.row_bytes + model.index_row_bytes) / read
+        self.window_s = model.near_layers * model.near_row_bytes / read
         self._context_s = self._read_s
         self._unpack_s = 0.0  # a cached row into keys and values, for each chunk
         if model.latent is not None:
             queries = 1 + proposed
-            decode_s = queries * model.layers * model.latent.decode_flops(model.heads) / pair_peak
-            self._context_s = self._roofline(decode_s, self._read_s)
-            unpack = model.layers * model.latent.up_flops(model.heads)
+            flops = model.latent.decode_flops(model.heads)
+            full = model.full_layers * flops + model.index_pair_flops
+            self._context_s = self._roofline(queries * full / pair_peak, self._read_s)
+            near_s = queries * model.near_layers * flops / pair_peak
+            self.window_s = self._roofline(near_s, self.window_s)
+            unpack = model.full_layers * model.latent.up_flops(model.heads)
             self._unpack_s = unpack / (gpu.peak_flops * c.gemm_compute)
         # Fixed costs of a step, and costs of each layer, token and sequence.
         self._step_s = c.step_s
-        self._kernels_s = model.layers * c.layer_s
-        self._token_s = model.layers * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
-        self._sequence_s = c.sequence_s
+        self._kernels_s = model.depth * c.layer_s
+        self._token_s = model.depth * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
+        self._token_s += model.state_token_bytes / (gpu.bandwidth * c.gemm_bandwidth)
+        self._token_s += SCAN_FLOPS * model.state_numbers / gpu.peak_flops
+        self._sequence_s = c.sequence_s + 2 * model.state_bytes / read  # states: read and written
         self._chunk_s = c.chunk_s
         # The CPU launches the kernels of each layer, a floor for steps with chunks.
         graph_s, eager_s = c.graph_launch_s, c.eager_launch_s
         if model.ranks > 1:
             graph_s = min(graph_s, GRAPH_LAUNCH_PARALLEL_S)
             eager_s = min(eager_s, EAGER_LAUNCH_PARALLEL_S)
-        self._graph_launch_s = model.layers * graph_s
-        self._eager_launch_s = model.layers * eager_s
+        self._graph_launch_s = model.depth * graph_s
+        self._eager_launch_s = model.depth * eager_s
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds that the step takes."""
@@ -235,7 +244,7 @@ class StepTimeModel:
         seconds = self._roofline(compute, memory)
         if self._window:
             pairs = window_pairs(count, offset, self._window)
-            held = min(offset, self._window) + count
+            held = pairs if self._gathers else min(offset, self._window) + count
             seconds += self._roofline(self._window_pair_s * pairs, self.window_s * held)
         return seconds
 
@@ -287,7 +296,7 @@ def _layer_gemms(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[in
         for group in model.layer_groups
     ]
     # Attention and MLP end with an all-reduce, and the embedding is one, too.
-    sums = 2 * model.layers + 1 if model.ranks > 1 else 0
+    sums = model.depth + (model.mlps or model.depth) + 1 if model.ranks > 1 else 0
     latency_s, byte_s = _all_reduce(model, gpu)
 
     def seconds(rows: int) -> float:

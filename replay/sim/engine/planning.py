@@ -11,6 +11,7 @@ from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.replay.engine.hardware.kv_layout import KvLayout
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.timing.step_time import StepWork
+from forebay.replay.engine.tokenizer import hashes_of_ids
 from forebay.replay.sim.engine.block_runs import RunPool
 from forebay.replay.sim.engine.cohort import Cohort
 from forebay.replay.sim.engine.decided import DecidedPrefills, step_of
@@ -92,12 +93,11 @@ class Planner:
         request.last = (end if end < longest else longest) - 1
         request.shareable = 0
         if request.ids and self._caching:
-            block_tokens = request.block_tokens
-            per_id = block_tokens // self.block_size
-            if per_id * self.block_size != block_tokens:
-                raise ValueError(
-                    f"trace blocks of {block_tokens} tokens are not whole engine blocks"
-                )
+            if request.block_tokens % self.block_size:  # engine blocks end inside the trace's
+                hashes = hashes_of_ids(request.ids, request.block_tokens, prompt, self.block_size)
+                request.ids = tuple(hashes)
+                request.block_tokens = self.block_size
+            per_id = request.block_tokens // self.block_size
             whole, named = prompt // self.block_size, len(request.ids) * per_id
             request.shareable = whole if whole < named else named
             if self.groups is not None and request.shareable:

@@ -99,7 +99,7 @@ def test_a_mixture_on_eight_gpus(tmp_path: Path) -> None:
 
 
 def test_a_hybrid_is_refused_by_its_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed = {"model_type": "qwen3_next", "full_attention_interval": 4}
+    changed = {"model_type": "olmo_hybrid", "full_attention_interval": 4}
     path = read(tmp_path, "Qwen/Qwen3-8B", **changed)
     assert main(["size", "--model", path, "--users", "9", "--document-tokens", "9000"]) == 2
     assert "full_attention_interval: this model has a recurrent" in capsys.readouterr().err

@@ -284,6 +284,11 @@ CASES: list[Case] = [
                         "block_tokens": 784}),
       fact("b", engine={"prefix_hits": 9.0, "prompts": 50.0, "prompt_tokens": 15_000.0,
                         "block_tokens": 784})], ()),
+    ("a has KV blocks of 784 tokens for its recurrent states, and long_prefill_token_threshold "
+     "2,048: vLLM computes 1,568 in a step",
+     status(backend("a", long_prefill_token_threshold=2048),
+            backend("b", long_prefill_token_threshold=1568)),
+     [fact("a", engine={"block_tokens": 784}), fact("b", engine={"block_tokens": 784})], ()),
     ("b drops cache_salt on these paths, so tenants can tell there from the timing what others "
      "have sent: /v1/messages", status(), [fact("b", ignores_salt=["/v1/messages"])], ()),
     ("none of 100 answers of b says how many",

@@ -9,7 +9,7 @@ import pytest
 from kv_models import CONFIGS
 
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.replay.engine.hardware.kv_layout import KvOptions, kv_layout
+from forebay.replay.engine.hardware.kv_layout import WHOLE, KvOptions, kv_layout
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 
 LLAMA = LLAMA_3_8B.shape
@@ -21,13 +21,14 @@ def write(folder: Path, **changed: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("full", "groups"), [(17, (17, 1, 1)), (18, (12, 2, 1))])
+@pytest.mark.parametrize(("full", "groups"), [(17, (17, 1, 2)), (18, (12, 2, 3))])
 def test_fewer_than_half_as_many_more_layers_are_no_third_group(
     full: int, groups: tuple[int, int, int]
 ) -> None:
     shape = replace(LLAMA, layers=full + 12, sliding_layers=12, sliding_window=4096)
     layout = kv_layout(shape, KvOptions())
-    assert (layout.group_layers, layout.full_groups, layout.sliding_groups) == groups
+    layers = layout.block_bytes // (16 * 4096)
+    assert (layers, layout.groups.count(WHOLE), len(layout.groups)) == groups
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,9 @@ def test_chunks_hold_no_block_beside_their_tokens(
     shape = read_shape(path)
     assert (shape.sliding_layers, shape.sliding_window, shape.chunked) == (chunked, 8192, True)
     layout = kv_layout(shape, KvOptions(max_num_batched_tokens=2048))
-    groups = layout.request_blocks(131_072) - layout.full_groups * 8192
-    assert groups == layout.sliding_groups * (8192 + 2048) // 16
+    full = layout.groups.count(WHOLE)
+    chunks = layout.request_blocks(131_072) - full * 8192
+    assert chunks == (len(layout.groups) - full) * (8192 + 2048) // 16
 
 
 def test_the_window_of_cohere_does_not_count_the_token_itself(tmp_path: Path) -> None:

@@ -20,20 +20,30 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "exaone": "ExaoneForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "falcon": "FalconForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "nemotron-nas": "DeciLMForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "phi": "PhiForCausalLM",
@@ -41,13 +51,23 @@ ARCHITECTURES = {
     "phimoe": "PhiMoEForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
 }
 FP8 = {"kv_cache_dtype": "fp8"}
 TWO = {"tensor_parallel": 2}
+UNCACHED = {"prefix_caching": False}
+MLA_AND_STATES = {"moonshotai/Kimi-Linear-48B-A3B-Instruct"}
+"""vLLM for the CPU has no prefix caching for them."""
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in (*CONFIGS, *COUNTED)),
+    *((name, UNCACHED if name in MLA_AND_STATES else {}) for name in (*CONFIGS, *COUNTED)),
+    ("Qwen/Qwen3.5-35B-A3B", UNCACHED),
+    ("nvidia/Nemotron-H-8B-Base-8K", UNCACHED),
+    ("Qwen/Qwen3.5-35B-A3B", FP8),
+    ("XiaomiMiMo/MiMo-V2-Flash", FP8),
+    ("deepseek-ai/DeepSeek-V3.2", FP8),
     ("meta-llama/Llama-3.1-8B", FP8),
     ("google/gemma-3-27b-it", FP8),
     ("deepseek-ai/DeepSeek-R1", FP8),
@@ -58,6 +78,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("openai/gpt-oss-20b", {**TWO, **FP8}),
     ("deepseek-ai/DeepSeek-R1", TWO),
     ("Qwen/Qwen3-235B-A22B", TWO),
+    ("Qwen/Qwen3.5-35B-A3B", TWO),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", TWO),
+    ("ibm-granite/granite-4.0-h-small", TWO),
+    ("google/gemma-4-26B-A4B", TWO),
+    ("zai-org/GLM-5.2", TWO),
 ]
 
 
@@ -70,6 +95,8 @@ def asked(name: str, options: dict[str, Any]) -> dict[str, Any]:
         size = config["hidden_size"] // config["num_attention_heads"]
         factors = [1.0] * (size // 2)  # the file here has fewer than vLLM needs to build the model
         config["rope_scaling"] = {**rope, "short_factor": factors, "long_factor": factors}
+    if pattern := config.get("hybrid_override_pattern"):  # experts without a gate need a GPU
+        config["hybrid_override_pattern"] = pattern.replace("E", "-")
     architecture = ARCHITECTURES[config["model_type"]]
     return {"config": {**config, "architectures": [architecture]}, **options}
 
@@ -86,11 +113,13 @@ def ours(config: dict[str, Any], vllm: dict[str, Any], case: dict[str, Any], fol
             value_bytes=KV_VALUE_BYTES[case.get("kv_cache_dtype", "auto")],
             tensor_parallel=case.get("tensor_parallel", 1),
             max_num_batched_tokens=vllm["step_tokens"],
+            caches_prefixes=case.get("prefix_caching", True),
         ),
     )
     return {
         "blocks": layout.blocks_in(MEMORY),
         "block_bytes": layout.block_bytes,
+        "block_tokens": layout.block_size,
         "request_blocks": layout.request_blocks(vllm["max_model_len"]),
         "max_model_len": shape.default_len or shape.max_model_len,
     }

@@ -12,7 +12,13 @@ from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.gpu_memory import GPUS, find_gpu_memory
 from forebay.replay.engine.hardware.hf_config import read_shape
-from forebay.replay.engine.hardware.kv_layout import KvOptions, ModelShape, kv_layout, layer_bytes
+from forebay.replay.engine.hardware.kv_layout import (
+    WHOLE,
+    KvOptions,
+    ModelShape,
+    kv_layout,
+    layer_bytes,
+)
 from forebay.replay.engine.hardware.memory import MemoryOptions, memory_budget
 from forebay.replay.engine.hardware.specs import H200_NVL, LLAMA_3_8B, PHI_3_MINI, QWEN_2_5_14B
 from forebay.traces.ground.errors import InputError
@@ -93,7 +99,7 @@ def test_sliding_layers_hold_a_window_and_what_a_step_adds(tmp_path: Path) -> No
     assert (shape.layers, shape.sliding_layers, shape.sliding_window) == (62, 52, 1024)
     layout = kv_layout(shape, KvOptions(max_num_batched_tokens=2048))
     # 10 full layers and 52 sliding: groups of ten, the sixth of the sliding ones padded
-    assert (layout.group_layers, layout.full_groups, layout.sliding_groups) == (10, 1, 6)
+    assert (len(layout.groups), layout.groups.count(WHOLE)) == (7, 1)
     assert layout.window_tokens == 1023 + 2048
     assert layout.request_blocks(1024) == 64 + 6 * (64 + 1)
     assert layout.request_blocks(131_072) == 8192 + 6 * (192 + 1)
@@ -129,7 +135,7 @@ def test_all_layers_sliding_fit_any_length(tmp_path: Path) -> None:
     ("changed", "sliding"),
     [
         ({}, 0),
-        ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}, 20),
+        ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 0}, 48),
         ({"use_sliding_window": True, "sliding_window": 4096}, 0),  # from layer 70 of 48 on
         ({"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}, 0),
         ({"use_sliding_window": True, "max_window_layers": 0}, 0),  # window as long as the context
@@ -147,6 +153,13 @@ def test_all_layers_sliding_fit_any_length(tmp_path: Path) -> None:
 def test_which_layers_slide(changed: dict[str, Any], sliding: int, tmp_path: Path) -> None:
     path = write(tmp_path, "Qwen/Qwen2.5-14B-Instruct", **changed)
     assert read_shape(path).sliding_layers == sliding
+
+
+def test_a_qwen_with_windows_in_a_part_of_its_layers_is_refused_as_by_vllm(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
+    path = write(tmp_path, "Qwen/Qwen2.5-14B-Instruct", **window)
+    with pytest.raises(InputError, match="max_window_layers is 28 of 48 layers"):
+        read_shape(path)
 
 
 @pytest.mark.parametrize(
