@@ -55,7 +55,8 @@ class Hardware:
     """The model and the GPU (InputError: weights that are no positive number)."""
 
     model: Annotated[
-        str | None, typer.Option(help="llama-3-8b, phi-3-mini, qwen2.5-14b, or a config.json.")
+        str | None,
+        typer.Option(help="A name such as Qwen3-8B, or a config.json; a wrong name lists all."),
     ] = None
     gpu: Annotated[
         str | None, typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090 and more")

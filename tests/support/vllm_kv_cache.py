@@ -41,10 +41,10 @@ class NoKernels(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True) if ours else None
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        module = MagicMock(__path__=[])
-        if spec.name.startswith("cuda"):  # others ask whether objects are of its classes
-            module = ModuleType(spec.name)
-            module.__getattr__ = lambda name: MagicMock  # type: ignore[method-assign]
+        if not spec.name.startswith("cuda"):
+            return MagicMock(__path__=[])
+        module: Any = ModuleType(spec.name)
+        module.CUstream = module.CUdeviceptr = MagicMock  # others ask for objects of these
         return module
 
     def exec_module(self, module: Any) -> None:

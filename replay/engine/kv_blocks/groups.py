@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable
 
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
+from forebay.replay.engine.kv_blocks.chunk_ends import ChunkEnds, prefill_end
 from forebay.replay.engine.kv_blocks.kinds import StateKind, WholeKind, kind_of
 from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.kv_blocks.tables import BlockTables
@@ -54,46 +55,20 @@ class GroupTables(BlockTables):
         self._one_pass = len(self._kinds) == 2 and type(self._kinds[0]) is WholeKind
         # Recurrent states.
         self.aligns = any(type(kind) is StateKind for kind in self._kinds)
-        self._exports = self.aligns and any(group.exports for group in limits.groups)
-        self._most_prefill = limits.max_num_batched_tokens
-        if limits.long_prefill_token_threshold:
-            self._most_prefill = min(self._most_prefill, limits.long_prefill_token_threshold)
+        self._chunk_ends = ChunkEnds(limits)
         self._fresh: set[int] = set()  # states that were cached in this step
 
     def begin_step(self) -> None:
         self._fresh.clear()
 
     def chunk(self, request: EngineRequest, start: int, count: int) -> int:
-        size, end = self._block_size, start + count
-        prefill_end = _prefill_end(request)
-        if not self.aligns or start >= prefill_end:
+        if not self.aligns:
             return count
-        exports = self._exports_state(request, start, end, prefill_end)
-        # Several chunks fill a block that is too large for one.
-        if end < prefill_end:
-            aligned = end // size * size
-            if aligned > start or size <= self._most_prefill:
-                end = aligned
-        # A chunk stops at the last state that can be kept, and where a shared prefix ended.
-        stops = [] if exports else [(request.tokens - 1) // size * size]
-        if start % size and not exports:
-            stops.append((start // size + 1) * size)
-        if start < request.junction < end:
-            stops.append(start + (request.junction - start) // size * size)
-        end = min((stop for stop in stops if start < stop < end), default=end)
-        return max(end - start, 0)
+        prompt, tokens = request.prompt_tokens, request.tokens
+        return self._chunk_ends.chunk(prompt, tokens, start, count, request.junction)
 
     def _exports_state(self, request: EngineRequest, start: int, end: int, upto: int) -> bool:
-        """Return True if a chunk that ends the prompt also leaves a state inside it.
-
-        Args:
-            upto: the state is the last before this token.
-        """
-        size, boundary = self._block_size, (upto - 1) // self._block_size * self._block_size
-        if not self._exports or end < _prefill_end(request) or start % size:
-            return False
-        last = -(-end // size) - 2  # the block at whose end it leaves the state
-        return last > (start - 1) // size and start + size <= boundary
+        return self._chunk_ends.exports_state(_prefill_end(request), start, end, upto)
 
     def look_up(self, request: EngineRequest) -> int:
         super().look_up(request)
@@ -288,5 +263,4 @@ class GroupTables(BlockTables):
 
 
 def _prefill_end(request: EngineRequest) -> int:
-    """Return the tokens up to which chunks are aligned: the prompt's, or more after preemption."""
-    return max(request.prompt_tokens, request.tokens - 1)
+    return prefill_end(request.prompt_tokens, request.tokens)

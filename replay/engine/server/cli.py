@@ -65,7 +65,9 @@ class EngineCommand:
 
     model: Annotated[
         str | None,
-        typer.Option(help="phi-3-mini-128k, llama-3-8b, qwen2.5-14b or a config.json; required."),
+        typer.Option(
+            help="A name such as Qwen3-8B (a wrong name lists all) or a config.json; required."
+        ),
     ] = None
     gpu: Annotated[
         str,

@@ -143,8 +143,8 @@ async def _kv_events(loop: EngineLoop, config: KvEventsConfig, rank: int) -> Asy
     """
     if loop.core.scheduler.tables.several:
         raise InputError(
-            f"{FLAG}: events of layers with a window are not simulated; add "
-            "--disable-hybrid-kv-cache-manager, with which all layers keep the whole context"
+            f"{FLAG}: events of layers with a window or a state are not simulated; for windows "
+            "add --disable-hybrid-kv-cache-manager, with which all layers keep the whole context"
         )
     events = KvEvents(loop.core.limits.block_size)
     async with open_publisher(config, rank) as publisher:

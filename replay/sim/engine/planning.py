@@ -48,9 +48,7 @@ class Planner:
         self.limits = limits
         self.block_size = limits.block_size
         self.pool_blocks = num_blocks - 1
-        self.groups = (
-            None if layout.one_kind else SeveralGroups(layout, num_blocks, limits.watermark)
-        )
+        self.groups = None if layout.one_kind else SeveralGroups(layout, num_blocks, limits)
         self.pool = RunPool(num_blocks if layout.one_kind else UNLIMITED, limits.block_size)
         self.cohort = Cohort(limits.block_size, limits.sliding_window)
         self.stalls = LongestSince()
@@ -293,6 +291,11 @@ class Planner:
                     count = request.cap
                     if not count:
                         continue
+                if self.groups is not None and self.groups.aligns:
+                    behind = self.cohort.size if self._decodes_behind(request) else 0
+                    count = self.groups.chunk(request, before, count, budget, behind)
+                    if not count:
+                        continue
                 if count > budget:
                     count = budget
                     assert not self._decodes_behind(request), request
@@ -360,6 +363,10 @@ class Planner:
             if not self._chunked:
                 return 0
             count = budget
+        if self.groups is not None and self.groups.aligns:
+            count = self.groups.chunk(request, computed, count, budget)
+            if not count:
+                return 0
         # Blocks for all of its tokens must be free now, and hits in the free list use free blocks.
         spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:

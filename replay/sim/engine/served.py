@@ -122,8 +122,7 @@ def can_skip(config: EngineConfig, *, hopeful: bool = False) -> bool:
         hopeful: the caller starts over where the engine raises `KvDecides`.
     """
     limits = config.limits()
-    states = limits.enable_prefix_caching and any(group.state for group in limits.groups)
-    if hopeful and not states:  # with states in the prefix cache, chunks end at blocks
+    if hopeful:
         limits = replace(limits, groups=(WHOLE,), tokens_in_flight=0)
     skippable = SchedulerLimits(
         max_model_len=limits.max_model_len,

@@ -15,6 +15,7 @@ from kv_models import CONFIGS
 from forebay.replay.engine import config as config_module
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
 from forebay.replay.engine.tokenizer import hashes_of_ids
@@ -425,6 +426,25 @@ def test_documents_and_chat_at_full_size(options: dict[str, Any]) -> None:
             workload.append(Asked(now, rng.randint(900, 1_500), rng.randint(1, 400), own))
     _, totals = compare(EngineConfig(**options), workload)
     assert totals.prefix_hits > 200_000
+
+
+@pytest.mark.parametrize("exports", [False, True])
+@pytest.mark.parametrize("threshold", [0, 2112])
+def test_chunks_of_a_hybrid_end_at_blocks(exports: bool, threshold: int) -> None:
+    """Without shared prefixes, and with blocks for all requests."""
+    rng, model = random.Random(5), find_model("Qwen3.6-35B-A3B")
+    assert model.state is not None
+    model = replace(model, state=replace(model.state, exports=exports))
+    config = EngineConfig(
+        model=model, gpu="h200", max_num_batched_tokens=4_096, max_model_len=32_768,
+        long_prefill_token_threshold=threshold,
+    )  # fmt: skip
+    assert can_skip(config, hopeful=True)
+    at, workload = 0.0, []
+    for _ in range(60):
+        at += rng.choice([0.0, 0.02, 0.3])
+        workload.append(Asked(at, rng.choice([30, 700, 1_056, 5_000, 20_000]), rng.randint(1, 90)))
+    compare(config, workload)
 
 
 def test_what_it_cannot_do_is_refused() -> None:
