@@ -56,7 +56,7 @@ class Hardware:
 
     model: Annotated[
         str | None,
-        typer.Option(help="A name such as Qwen3-8B, or a config.json; a wrong name lists all."),
+        typer.Option(help="A name such as Qwen3-8B (a wrong one lists all) or a config.json."),
     ] = None
     gpu: Annotated[
         str | None, typer.Option(help="h200, h100, a100, b200, l40s, rtx-4090 and more")

@@ -64,9 +64,6 @@ def allow_other_devices() -> None:
     sys.meta_path.insert(0, NoKernels())
     torch.accelerator.empty_cache = lambda: None
     torch.cpu._is_avx512_bf16_supported = lambda: False  # with it, states get 32 bits
-    transformers.AutoConfig.register("nemotron-nas", type(
-        "DeciLMConfig", (transformers.LlamaConfig,), {"model_type": "nemotron-nas"}
-    ))  # fmt: skip
     transformers.AutoConfig.register("exaone", type("ExaoneConfig", (transformers.LlamaConfig,), {
         "model_type": "exaone", "attribute_map": {"num_hidden_layers": "num_layers"}
     }))  # fmt: skip
@@ -78,6 +75,7 @@ def allow_other_devices() -> None:
         return choose(selected_backend, attn_selector_config, num_heads)
 
     CpuPlatform.get_attn_backend_cls = staticmethod(backend)
+    CpuPlatform._check_aligned_block_size = staticmethod(lambda *_: None)
     torch.cuda.Event = torch.cuda.Stream = MagicMock
     init_workspace_manager(torch.device("meta"))
 

@@ -65,9 +65,7 @@ class EngineCommand:
 
     model: Annotated[
         str | None,
-        typer.Option(
-            help="A name such as Qwen3-8B (a wrong name lists all) or a config.json; required."
-        ),
+        typer.Option(help="A name such as Qwen3-8B (a wrong one lists all) or a config.json."),
     ] = None
     gpu: Annotated[
         str,

@@ -11,12 +11,14 @@ import pytest
 from forebay.analysis.tune.cli import summary_of
 from forebay.analysis.tune.tune import (
     AXES,
+    CHUNKS,
     LEAST_SHARE,
     TuneFigures,
     Tuner,
     Values,
     best_of,
     serve_words,
+    thresholds,
 )
 from forebay.proxy.cli import main
 from forebay.replay.engine.calibration.calibrate import kernel_table
@@ -166,6 +168,12 @@ def test_it_never_ends_below_a_setting_that_it_tried(
             ("long_prefill_token_threshold", 2048)
         ]
         assert (found.servers, found.servers_before) == (2, 2)
+
+
+def test_chunks_of_a_hybrid_are_whole_blocks() -> None:
+    assert thresholds(EngineConfig()) == CHUNKS
+    hybrid = EngineConfig(model="Qwen3.6-35B-A3B", gpu="h200")
+    assert thresholds(hybrid) == (0, 1_056, 2_112, 4_224)
 
 
 def test_every_axis_is_a_flag_of_the_engine() -> None:

@@ -209,3 +209,12 @@ class TestTokenizer:
         assert (len(one), len(two)) == (75, 96)
         assert one[:64] == two[:64]
         assert one[64] != two[64]
+
+    def test_a_block_that_is_larger_than_the_trace_s_needs_all_of_its_ids(self) -> None:
+        """Blocks of a hybrid have 1,056 tokens: two whole blocks of 512 and a part of a third."""
+        one = hashes_of_ids([1, 2, 3, 4, 5], 512, 2_560, 1_056)
+        two = hashes_of_ids([1, 2, 3, 9, 5], 512, 2_560, 1_056)
+        three = hashes_of_ids([1, 2, 9, 4, 5], 512, 2_560, 1_056)
+        assert len(one) == len(two) == 2
+        assert one[0] == two[0] != three[0]
+        assert one[1] != two[1]

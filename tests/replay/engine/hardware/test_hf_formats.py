@@ -70,6 +70,24 @@ def test_attention_that_keeps_16_bits_is_counted_so(tmp_path: Path) -> None:
     assert read_shape(write(tmp_path, SEVENTY, part)).weight_bytes - whole == attention * 11.5 / 8
 
 
+def test_a_format_for_each_matrix(tmp_path: Path) -> None:
+    """Qwen3.6 of NVIDIA has FP8 attention, and an MLP in NVFP4 with 16-bit activations."""
+    layers = {
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+        "model.layers.0.mlp.up_proj": {"quant_algo": "W4A16_NVFP4"},
+    }
+    path = write(tmp_path, SEVENTY, modelopt("MIXED_PRECISION", quantized_layers=layers))
+    stored = find_model(str(path)).weights
+    assert (stored.attention_bits, stored.linear_bits, stored.arithmetic) == (8, 4.5, "bf16")
+
+
+def test_an_empty_method_beside_an_algorithm_is_nvidias(tmp_path: Path) -> None:
+    quantization = {"quant_method": "", "quant_algo": "FP8", "kv_cache_scheme": "FP8"}
+    path = write(tmp_path, {**SEVENTY, "quantization_config": quantization})
+    model = find_model(str(path))
+    assert (model.weights.name, model.kv_value_bytes) == ("fp8", 1)
+
+
 @pytest.mark.parametrize(
     ("quantization", "beside", "named"),
     [

@@ -42,7 +42,6 @@ ARCHITECTURES = {
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
-    "nemotron-nas": "DeciLMForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "olmoe": "OlmoeForCausalLM",

@@ -93,6 +93,36 @@ def test_the_end_of_a_shared_prefix_is_kept_once_it_was_seen() -> None:
     assert cached == [0, 0, 160]
 
 
+def test_a_hit_ends_where_blocks_of_both_sizes_end() -> None:
+    """Layers that cache half as much have blocks of 32 tokens beside blocks of 16."""
+    engine = scheduler(replace(WHOLE, blocks=2), NEAR, budget=512)
+    first = request("a", 177)
+    run(engine, first)
+    again = request("b", 177, list(first.hashes))
+    engine.add(again)
+    engine.schedule()
+    assert again.cached_tokens == 160  # 11 blocks of 16 are cached, 5 of 32
+    assert held(again) == [6, 4]
+
+
+def test_a_chunked_layer_gives_back_the_chunks_before() -> None:
+    """Llama 4: chunks of 64 tokens. At a multiple of 64 nothing of such layers is needed."""
+    chunks = KvGroup(window=64, chunked=True)
+    engine, one = scheduler(WHOLE, chunks), request("a", 144)
+    engine.add(one)
+    seen = []
+    for _ in range(3):
+        planned = engine.schedule()
+        seen.append(held(one))
+        for sampled in planned.sampled:
+            sampled.tokens += 1
+    assert seen == [[4, 4], [8, 4], [9, 1]]
+    again = request("b", 129, list(one.hashes[:8]))
+    engine.add(again)
+    engine.schedule()
+    assert again.cached_tokens == 128  # only the whole context had to be cached
+
+
 def test_chunks_end_where_a_state_can_be_kept() -> None:
     engine, one = scheduler(STATE, WHOLE, budget=100), request("a", 250)
     assert run(engine, one) == [96, 96, 48, 10, 1, 1, 1, 1]
