@@ -72,7 +72,7 @@ MISTAKES = [
     ("top --admin http://127.0.0.1:1", "is it the admin port of a running proxy?"),
     ("top --once --admin nowhere", "give a URL such as http://127.0.0.1:9090"),
     ("engine", "--model llama-3-8b"),
-    ("engine --model gpt-5", "no such model; the simulated ones are llama-3-8b"),
+    ("engine --model gpt-5", "no such model; the simulated ones are DeepSeek-V3.2"),
     (f"engine {MODEL} --gpu abacus", "no such GPU; the simulated ones are"),
     (f"engine {MODEL} --port 99999", "'--port': give 65535 or less"),
     (f"engine {MODEL} --fault nonsense", "NAME one of unhealthy"),

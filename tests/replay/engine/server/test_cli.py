@@ -57,7 +57,10 @@ def rejected(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--model", "gpt-5"], "--model gpt-5: no such model; the simulated ones are llama-3-8b,"),
+        (
+            ["--model", "gpt-5"],
+            "--model gpt-5: no such model; the simulated ones are DeepSeek-V3",
+        ),
         (["--model", "llama-3-8b", "--fault", "x"], "--fault x: give NAME"),
         (
             ["--model", "llama-3-8b", "--vllm-version", "0.11", "--no-scheduler-reserve-full-isl"],
