@@ -168,11 +168,6 @@ class ModelSpec:
         return self.state.layers * self.state.bytes(1) if self.state is not None else 0
 
     @property
-    def state_numbers(self) -> int:
-        """Return the numbers of one request's recurrent states in all layers."""
-        return self.state.layers * self.state.numbers if self.state is not None else 0
-
-    @property
     def state_token_bytes(self) -> int:
         """Return the bytes that convolutions read and write for one token in all layers.
 

@@ -35,9 +35,15 @@ against .62 of the 16-bit peak for Phi-3-mini fitted in the same form."""
 FP8_KV_READ: Final = 0.52
 """An FP8 KV cache is read at this part of the 16-bit share, .46 of .88: half the bytes take as
 long."""
-SCAN_FLOPS: Final = 61.0
-"""FLOPs at the bf16 peak by which a token updates a number of a recurrent state: Gated DeltaNet of
-Qwen3.5-27B on H200, prompts of 8k and 16k (NVIDIA's op tables, vLLM 0.24)."""
+GATHERED_BLOCKS: Final = 0.53
+"""Part of the chosen keys and values that a query of MiniMax M3's sparse attention reads itself.
+It chooses blocks, which neighbours share: H200, prompts of 8k and 32k (op tables, vLLM 0.24)."""
+SCAN_S: Final = 49e-9
+"""Seconds in which a layer with a recurrent state takes in a token of a prompt, one after another.
+Gated DeltaNet with 2 to 64 heads on H200 (op tables, vLLM 0.24). Kimi's takes 73 to 109 ns, and
+Mamba-2 was not measured."""
+SCAN_NUMBERS: Final = 128 * 128
+"""Numbers of a state, one head's, that a multiprocessor updates at a time."""
 LINK_SHARE: Final = 0.62
 """Share of a link's bandwidth that an all-reduce reaches: 280 of 450 GB/s."""
 GRAPH_LAUNCH_PARALLEL_S: Final = 1.24e-4

@@ -30,10 +30,12 @@ from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.timing.step_constants import (
     EAGER_LAUNCH_PARALLEL_S,
     FP8_KV_READ,
+    GATHERED_BLOCKS,
     GRAPH_LAUNCH_PARALLEL_S,
     LINK_SHARE,
     NARROW_PRODUCT,
-    SCAN_FLOPS,
+    SCAN_NUMBERS,
+    SCAN_S,
     Calibration,
     calibration_of,
 )
@@ -118,8 +120,10 @@ class StepTimeModel:
         self.pair_s += model.index_pair_flops / pair_peak
         self._window_pair_s = model.near_layers * model.near_pair_flops / pair_peak
         self._window = model.attended_window
-        # Each query of sparse MLA reads rows of its own. Others share keys and values.
-        self._gathers = model.latent is not None and model.index is not None
+        # Each query of sparse attention reads rows of its own. Others share keys and values.
+        self._gathered = 0.0
+        if model.index is not None:
+            self._gathered = 1.0 if model.latent is not None else GATHERED_BLOCKS
         self._async = async_scheduling
         self._layer_gemms = _layer_gemms(model, gpu, c)
         self._head_gemm = _head_gemm(model, gpu, c)
@@ -142,12 +146,16 @@ class StepTimeModel:
             self.window_s = self._roofline(near_s, self.window_s)
             unpack = model.full_layers * model.latent.up_flops(model.heads)
             self._unpack_s = unpack / (gpu.peak_flops * c.gemm_compute)
+        # The scan of a chunk: heads of all chunks run at the same time, on as many multiprocessors.
+        state = model.state
+        self._scan_s = 0.0 if state is None else state.layers * SCAN_S
+        heads = 0.0 if state is None else state.numbers / SCAN_NUMBERS
+        self._scan_share = heads / gpu.multiprocessors
         # Fixed costs of a step, and costs of each layer, token and sequence.
         self._step_s = c.step_s
         self._kernels_s = model.depth * c.layer_s
         self._token_s = model.depth * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._token_s += model.state_token_bytes / (gpu.bandwidth * c.gemm_bandwidth)
-        self._token_s += SCAN_FLOPS * model.state_numbers / gpu.peak_flops
         self._sequence_s = c.sequence_s + 2 * model.state_bytes / read  # states: read and written
         self._chunk_s = c.chunk_s
         # The CPU launches the kernels of each layer, a floor for steps with chunks.
@@ -187,6 +195,9 @@ class StepTimeModel:
             seconds += self._chunk_s * len(work.chunks)
             for count, offset in work.chunks:
                 seconds += self.chunk_attention_s(count, offset)
+            if self._scan_s:
+                counts = [count for count, _ in work.chunks]
+                seconds += self._scan_s * max(max(counts), sum(counts) * self._scan_share)
             launch_s = self._graph_launch_s if rows <= LARGEST_GRAPH else self._eager_launch_s
             if seconds < launch_s:
                 seconds = launch_s
@@ -244,7 +255,7 @@ class StepTimeModel:
         seconds = self._roofline(compute, memory)
         if self._window:
             pairs = window_pairs(count, offset, self._window)
-            held = pairs if self._gathers else min(offset, self._window) + count
+            held = pairs * self._gathered or min(offset, self._window) + count
             seconds += self._roofline(self._window_pair_s * pairs, self.window_s * held)
         return seconds
 

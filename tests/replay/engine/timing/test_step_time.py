@@ -1,5 +1,7 @@
 """The step-time model against the published rows, and the KV pool against the KV arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from forebay.replay.engine.config import EngineConfig
@@ -152,3 +154,27 @@ def test_decode_is_bound_by_memory_not_below_its_floor() -> None:
     core.step(0.0)
     floor_s = LLAMA_3_8B.weight_bytes / H200_SXM.bandwidth
     assert floor_s < core.step(0.0).duration_s < 2.2 * floor_s
+
+
+def test_a_request_reads_and_writes_its_recurrent_states() -> None:
+    model = find_model("Qwen3.6-35B-A3B")
+    times = StepTimeModel(model, H200_SXM)
+    more_s = times.step_s(StepWork(8, 9, 8)) - times.step_s(StepWork(8, 8, 8))
+    moved = 2 * 30 * (2 * 3 * 8192 + 4 * 32 * 128 * 128)
+    assert 1 < more_s / (moved / H200_SXM.bandwidth) < 1.6  # with the sampler's part of a request
+    # A prompt's tokens come one after the other, those of several prompts at the same time.
+    alone = times.step_s(StepWork(8192, 1, 1, chunks=[(8192, 0)]))
+    both = times.step_s(StepWork(8192, 1, 1, chunks=[(4096, 0), (4096, 0)]))
+    assert alone - both > 30 * 4096 * 40e-9
+
+
+def test_sparse_attention_reads_the_chosen_tokens_and_all_index_keys() -> None:
+    sparse = find_model("DeepSeek-V3.2")
+    dense = replace(sparse, index=None)
+    times = StepTimeModel(sparse, H200_SXM)
+    assert sparse.attended_window == 2048
+    per_token = [StepTimeModel(m, H200_SXM).decode_terms(1)[1] for m in (sparse, dense)]
+    assert per_token[0] < per_token[1] / 4
+    short = times.step_s(StepWork(1, 1, 1, 2048, window_context=2048))
+    long = times.step_s(StepWork(1, 1, 1, 65_536, window_context=2048))
+    assert long - short == pytest.approx((65_536 - 2048) * per_token[0])
