@@ -24,11 +24,9 @@ def phi_on_nvl(batched_tokens: int = 131_072) -> EngineCore:
 
 
 def ttft_s(core: EngineCore, prompt_tokens: int) -> float:
-    """The constants are fitted to a table without any time outside the steps for each token."""
+    """Of a prompt alone. Its API server has no time for each token."""
     core.add(EngineRequest("r", prompt_tokens, 1))
-    times, timing = core.config.server_times(), core.timing
-    seconds = times.request_s + times.answer_s
-    seconds -= timing.admit_s(prompt_tokens) - timing.admit_s(0)
+    seconds = core.config.server_times().alone_s(prompt_tokens)
     while core.has_work:
         seconds += core.step(0.0).duration_s
     return seconds
