@@ -17,6 +17,8 @@ With --tensor-parallel-size, each engine has that many GPUs.
 
 --slo takes [BUCKET.]METRIC_pNN=TIME. BUCKET is chat or document. METRIC is ttft, tpot, e2e or stall
 (the longest gap in an answer). itl is judged as stall, which is stricter. Rejected requests miss.
+Against three runs on an H200 the p99 of stall was 13 to 41 % too short, where some tokens had no
+text. Each of them joins two gaps.
 
 Example:
 

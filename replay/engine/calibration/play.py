@@ -29,6 +29,7 @@ def play(
     arrivals = _Arrivals(server, requests)
     now = 0.0
     while arrivals.next_at() < inf or core.has_work:
+        # Start a step with the requests that have passed the server.
         arrivals.receive(now)
         for request in arrivals.through(now):
             core.add(request)
@@ -40,7 +41,8 @@ def play(
         now += seconds
         arrivals.receive(now)
         step = core.finish_step()
-        for request in step.outputs:
+        # The server decodes the prompts behind first tokens, then it sends the later tokens.
+        for request in sorted(step.outputs, key=lambda request: request.first_token_s >= 0):
             _send_token(request, now)
             if on_token is not None:
                 on_token(request, request.last_token_s)

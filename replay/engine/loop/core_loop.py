@@ -156,7 +156,8 @@ class EngineLoop:
         inter_token = self.metrics.inter_token
         finished = set(map(id, result.finished)) if result.finished else ()
         steady = 0  # requests with a token in the previous step too: one observation for all
-        for request in result.outputs:
+        # The API server decodes the prompts behind first tokens, then it sends the later tokens.
+        for request in sorted(result.outputs, key=_has_later_token):
             last_s = request.last_token_s
             if last_s == last_end_s:
                 steady += 1
@@ -169,6 +170,7 @@ class EngineLoop:
             request.last_token_s = now
             if not finished or id(request) not in finished:
                 self._send(request, now, None)
+        # Count the steady requests, and end the others.
         if steady:
             inter_token.observe(now - last_end_s, steady)
         for request in result.finished:
@@ -220,6 +222,10 @@ class EngineLoop:
         """Subtract the prompt of a request without a first token from the backlog."""
         if request.first_token_s < 0:
             self.backlog_tokens -= request.prompt_tokens
+
+
+def _has_later_token(request: EngineRequest) -> bool:
+    return request.output_tokens > 1
 
 
 def _hand_over(request: EngineRequest, produced: int, reason: str | None) -> None:

@@ -5,8 +5,8 @@ the number of requests (`--api-server-count`, `--renderer-num-workers`). So a lo
 requests behind it, regardless of the engine.
 
     in:   the event loop reads the body, then a worker tokenizes the text
-    out:  before the first token the event loop decodes the whole prompt once. Each token after it
-          takes the loop a moment
+    out:  before the first token the event loop decodes the whole prompt once, and meanwhile sends
+          no later token of that step. Each of these takes the loop a moment
 
 The loop serves its work in order of arrival. Streamed tokens are a steady flow (`load`), because a
 step's tokens are too many to be events. A loop with more work than time falls behind. It then sends
@@ -61,7 +61,7 @@ class ServerTimes:
 class ApiProcess:
     """One process of the API server: an event loop and workers that tokenize."""
 
-    __slots__ = ("_at", "_backlog_s", "_load", "_round_s", "_times", "_workers")
+    __slots__ = ("_at", "_backlog_s", "_load", "_round_s", "_sent_s", "_times", "_workers")
 
     def __init__(self, times: ServerTimes, workers: int) -> None:
         self._times = times
@@ -69,6 +69,7 @@ class ApiProcess:
         self._at = 0.0
         self._backlog_s = 0.0  # the loop's unfinished work at `_at`
         self._load = 0.0  # work of streams, seconds in a second
+        self._sent_s = 0.0  # when the loop had sent the tokens of the step before
         self._round_s = inf  # the farthest that streams alone bring the loop behind
 
     def receive(self, prompt_tokens: int, now: float, *, text: bool = True) -> float:
@@ -86,7 +87,10 @@ class ApiProcess:
         return read_at + times.request_s - busy_s
 
     def answer(self, prompt_tokens: int, now: float) -> float:
-        """Send the first token, which a step produced now, and return when the client has it."""
+        """Send the first token, which a step produced now, and return when the client has it.
+
+        The later tokens of other requests in that step wait for it: call this before `sent_at`.
+        """
         times = self._times
         return self._work(times.answer_token_s * prompt_tokens, now) + times.answer_s
 
@@ -95,9 +99,18 @@ class ApiProcess:
         self._pass(now)
         return now + self._backlog_s + self._times.answer_s
 
-    def load(self, tokens_per_s: float, streams: float, now: float) -> None:
-        """Set the tokens a second that `streams` streams get together from now on."""
+    def pause_s(self, now: float) -> float:
+        """Return the pause of the streams between their last token and one produced now."""
         self._pass(now)
+        return now + self._backlog_s - self._sent_s
+
+    def load(self, tokens_per_s: float, streams: float, now: float) -> None:
+        """Set the tokens a second that `streams` streams get together from now on.
+
+        A step has ended now, and its prompts are decoded.
+        """
+        self._pass(now)
+        self._sent_s = now + self._backlog_s
         token_s = self._times.stream_token_s
         self._load = token_s * tokens_per_s
         # In a round each stream gets one chunk, with all tokens that came during the round.

@@ -12,9 +12,10 @@ from typing import Final
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.kv_layout import WHOLE
 from forebay.replay.engine.limits import SchedulerLimits
-from forebay.replay.engine.timing.api_server import ApiServer
+from forebay.replay.engine.timing.api_server import ApiProcess, ApiServer
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.skipping import SkippingEngine
+from forebay.replay.sim.engine.stalls import LongestSince
 from forebay.replay.sim.engine.stepping import SteppingEngine
 
 # Unions, not protocols: compiled code then calls the first of each directly.
@@ -29,8 +30,8 @@ END: Final = 2  # the client has the whole answer
 class ServedEngine:
     """An engine and its API server.
 
-    `first_token_s` and `finished_s` of a request that `advance` has returned are times at the
-    client. `stall_s` counts the engine's steps only.
+    `first_token_s`, `finished_s` and `stall_s` of a request that `advance` has returned are those
+    at the client.
 
     Attributes:
         engine: the engine itself.
@@ -43,6 +44,8 @@ class ServedEngine:
         self._server = server
         self._passages: list[tuple[float, int, int, SimRequest]] = []
         self._count = 0  # orders passages of one instant
+        # Pauses of the streams of each process while it decoded a prompt, by their ends.
+        self._pauses: dict[ApiProcess, LongestSince] = {}
 
     @property
     def busy_s(self) -> float:
@@ -101,9 +104,19 @@ class ServedEngine:
             assert request.process is not None
             request.first_token_s = at = request.process.answer(request.prompt_tokens, now)
             self._pass(at, FIRST, request)
+        for request in reversed(first):  # a step's pause counts from its earliest first token
+            process = request.process
+            assert process is not None
+            if process not in self._pauses:
+                self._pauses[process] = LongestSince()
+            self._pauses[process].push(request.first_token_s, process.pause_s(now))
         for request in finished:
-            assert request.process is not None
-            at = request.process.sent_at(now)
+            process = request.process
+            assert process is not None
+            request.stall_s = max(
+                request.stall_s, self._pauses[process].since(request.first_token_s)
+            )
+            at = process.sent_at(now)
             if at < request.first_token_s:
                 at = request.first_token_s
             request.finished_s = at

@@ -1,4 +1,4 @@
-"""Find the longest step since a given step, with one query for each request."""
+"""Find the longest step since a given step or time, with one query for each request."""
 
 from bisect import bisect_right
 
@@ -13,10 +13,10 @@ class LongestSince:
     __slots__ = ("_seconds", "_steps")
 
     def __init__(self) -> None:
-        self._steps: list[int] = []
+        self._steps: list[float] = []
         self._seconds: list[float] = []
 
-    def push(self, step: int, seconds: float) -> None:
+    def push(self, step: float, seconds: float) -> None:
         """Add `step`. `seconds` is the longest duration since the step pushed before."""
         steps, durations = self._steps, self._seconds
         if not durations or durations[-1] > seconds:
@@ -29,7 +29,7 @@ class LongestSince:
         durations[-1] = seconds
         steps[-1] = step
 
-    def since(self, step: int) -> float:
+    def since(self, step: float) -> float:
         """Return the longest duration after `step`, which must have been pushed, else 0.0."""
         at = bisect_right(self._steps, step)
         return self._seconds[at] if at < len(self._seconds) else 0.0

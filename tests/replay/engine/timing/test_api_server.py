@@ -57,7 +57,8 @@ class TestOut:
     def test_the_first_token_waits_until_the_prompt_is_decoded(self) -> None:
         process = a_process()
         assert process.answer(LONG, 3.0) == pytest.approx(3.102)
-        assert process.sent_at(3.05) == pytest.approx(3.102)  # other streams wait for it, too
+        assert process.sent_at(3.0) == pytest.approx(3.102)  # later tokens of that step wait for it
+        assert process.sent_at(3.05) == pytest.approx(3.102)  # and those of the next
         assert process.sent_at(3.2) == pytest.approx(3.202)
 
     def test_a_reading_loop_sends_nothing(self) -> None:
