@@ -1,7 +1,8 @@
 """Read a model's own `tokenizer.json` as a tiktoken encoding, without the network.
 
-Llama 3, Qwen 2.5 and others have byte-level BPE: their vocabulary is a list of byte strings, and
-merges follow the order of ids, as tiktoken's do. Other kinds, such as SentencePiece, are refused.
+Llama 3, Qwen 2.5, SmolLM2 and others have byte-level BPE: their vocabulary is a list of byte
+strings, and merges follow the order of ids, as tiktoken's do. Other kinds, such as SentencePiece,
+are refused.
 """
 
 import json
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 FILE = "tokenizer.json"
 GPT2 = (  # the pattern of a ByteLevel pre-tokenizer, unless the file has a pattern of its own
     r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+)
+SINGLE_DIGITS = (  # the same after a Digits pre-tokenizer, which cuts out each digit first
+    r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+"""
 )
 
 
@@ -55,13 +59,19 @@ def read_tokenizer(path: Path) -> "tuple[tiktoken.Encoding, bool]":
 
 
 def _in_bytes(ranks: dict[str, int], added: set[str]) -> dict[bytes, int]:
-    """Return the vocabulary as byte strings, without added tokens (KeyError: other letters)."""
+    """Return the vocabulary as byte strings, without added tokens (KeyError: other letters).
+
+    A byte that is missing there, such as a control character, counts as a token of its own.
+    """
     letters = {letter: byte for byte, letter in enumerate(_letters())}
-    return {
+    plain = {
         bytes(letters[letter] for letter in token): rank
         for token, rank in ranks.items()
         if token not in added
     }
+    for byte in range(256):
+        plain.setdefault(bytes([byte]), max(ranks.values()) + 1 + byte)
+    return plain
 
 
 def _refused(path: Path) -> InputError:
@@ -85,11 +95,15 @@ def _steps(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pattern(levels: list[dict[str, Any]]) -> str:
-    """Return the file's pattern, else ByteLevel's (ValueError: several patterns)."""
-    splits = [step["pattern"]["Regex"] for step in levels if step["type"] == "Split"]
-    if len(splits) > 1 or any(step["type"] not in ("Split", "ByteLevel") for step in levels):
-        raise ValueError("other splits")
-    return splits[0] if splits else GPT2
+    """Return the pattern of the file or of its steps (ValueError: steps that are unknown here)."""
+    match [step for step in levels if step["type"] != "ByteLevel"]:
+        case []:
+            return GPT2
+        case [{"type": "Split", "pattern": {"Regex": str(pattern)}}]:
+            return pattern
+        case [{"type": "Digits", "individual_digits": True}]:
+            return SINGLE_DIGITS
+    raise ValueError("other splits")
 
 
 def _letters() -> list[str]:

@@ -11,6 +11,8 @@ from forebay.traces.ground.errors import InputError
 from forebay.traces.tokenizer_file import _letters
 from forebay.traces.tokens import counter
 
+BYTE_LEVEL = {"type": "ByteLevel"}
+
 
 def tokenizer(**more: Any) -> dict[str, Any]:
     """All bytes, and the words `he`, `llo` and `hello`."""
@@ -22,7 +24,7 @@ def tokenizer(**more: Any) -> dict[str, Any]:
     return {
         "model": model,
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel"},
+        "pre_tokenizer": BYTE_LEVEL,
         "added_tokens": [{"id": 260, "content": "<s>"}],
     } | more
 
@@ -49,6 +51,7 @@ def test_tokens_are_those_of_the_file(text: str, tokens: int, tmp_path: Path) ->
     "body",
     [
         tokenizer(pre_tokenizer={"type": "Metaspace"}),  # SentencePiece
+        tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits"}]}),
         tokenizer(normalizer={"type": "Lowercase"}),
         tokenizer(model={"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["b a"]}),
         tokenizer(model={"type": "Unigram", "vocab": [["a", -1.0]]}),
@@ -67,6 +70,27 @@ def test_texts_are_composed_where_the_file_says_so(tmp_path: Path) -> None:
     assert plain.count("e\u0301") == 3
     composed = counter(str(written(tmp_path, tokenizer(normalizer={"type": "NFC"}))))
     assert composed.count("e\u0301") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("12", 2), ("hello12", 3), ("  1", 2), (" 1", 2), ("hello  hello", 3)]
+)
+def test_digits_may_stand_alone(text: str, tokens: int, tmp_path: Path) -> None:
+    """SmolLM2 cuts out each digit before all else, so that no token crosses its sides."""
+    digits = {"type": "Digits", "individual_digits": True}
+    body = tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [digits, BYTE_LEVEL]})
+    space = _letters()[ord(" ")]
+    for pair in ("12", space * 2, space + "1", space + "hello"):
+        body["model"]["vocab"][pair] = len(body["model"]["vocab"])
+        body["model"]["merges"].append([pair[0], pair[1:]])
+    assert counter(str(written(tmp_path, body))).count(text) == tokens
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_a_token(tmp_path: Path) -> None:
+    """SmolLM2's lacks some control characters."""
+    body = tokenizer()
+    del body["model"]["vocab"][_letters()[4]]
+    assert counter(str(written(tmp_path, body))).count("hello\x04\x04") == 3
 
 
 def test_a_token_may_have_several_merges(tmp_path: Path) -> None:
