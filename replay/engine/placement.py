@@ -292,7 +292,7 @@ def unmeasured(model: ModelSpec, gpu: GpuSpec) -> list[str]:
     if model.kv_value_bytes == 1:
         parts.append("fp8 KV cache")
     if model.mixture is not None:
-        parts.append("experts, all equally likely")
+        parts.append("experts, chosen as in NVIDIA's op tables")
     if model.latent is not None:
         parts.append("latent attention (MLA)")
     if model.sliding_layers:

@@ -27,6 +27,7 @@ from math import fsum
 from forebay.replay.engine.hardware.gpu_sheet import features_of, product_flops
 from forebay.replay.engine.hardware.layers import Product
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
+from forebay.replay.engine.timing.kernels import experts_of, kernels_of
 from forebay.replay.engine.timing.step_constants import (
     EAGER_LAUNCH_PARALLEL_S,
     FP8_KV_READ,
@@ -153,7 +154,8 @@ class StepTimeModel:
         self._scan_share = heads / gpu.multiprocessors
         # Fixed costs of a step, and costs of each layer, token and sequence.
         self._step_s = c.step_s
-        self._kernels_s = model.depth * c.layer_s
+        latent_s = kernels_of(gpu).latent_s if model.latent is not None else 0.0
+        self._kernels_s = model.depth * c.layer_s + model.layers * latent_s
         self._token_s = model.depth * model.elementwise_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._token_s += model.state_token_bytes / (gpu.bandwidth * c.gemm_bandwidth)
         self._sequence_s = c.sequence_s + 2 * model.state_bytes / read  # states: read and written
@@ -274,7 +276,7 @@ def _narrow_kv(model: ModelSpec) -> bool:
     return model.kv_value_bytes < model.bytes_per_value
 
 
-def _gemm(
+def product_time(
     product: Product, model: ModelSpec, gpu: GpuSpec, c: Calibration
 ) -> Callable[[int], float]:
     """Return the seconds of a (rows x inputs) @ (inputs x outputs) product, by rows."""
@@ -284,26 +286,36 @@ def _gemm(
     )  # fmt: skip
     peak = product_flops(gpu, model.weights, product.bits)
     share = c.gemm_compute * (NARROW_PRODUCT if peak > gpu.peak_flops else 1.0)
+    read = gpu.bandwidth * c.gemm_bandwidth
     per_row_compute = 2 * outputs * inputs / (peak * share)
-    weights = product.bits / 8 * outputs * inputs / (gpu.bandwidth * c.gemm_bandwidth)
-    per_row_memory = width * (outputs + inputs) / (gpu.bandwidth * c.gemm_bandwidth)
+    weights = product.bits / 8 * outputs * inputs / read
+    per_row_memory = width * (outputs + inputs) / read
+    block_s = kernels_of(gpu).block_s if model.weights.block and product.bits < 16 else 0.0
 
     def seconds(rows: int) -> float:
         compute, memory = per_row_compute * rows, weights + per_row_memory * rows
-        return float((compute**power + memory**power) ** (1 / power))
+        return float((compute**power + memory**power) ** (1 / power)) + block_s
+
+    if experts == 1:
+        return seconds
+    reached, fixed_s = experts_of(gpu, model.weights, product.bits), 0.0
+    if reached is not None:
+        fixed_s = reached.fixed_s
+        per_row_compute = 2 * outputs * inputs / (gpu.peak_flops * reached.compute)
+        weights *= max(1.0, read / (reached.unpack * gpu.multiprocessors))
 
     def of_experts(rows: int) -> float:
-        compute = per_row_compute * rows * chosen
-        memory = weights * product.touched(rows) + per_row_memory * rows * chosen
-        return float((compute**power + memory**power) ** (1 / power))
+        # Small experts wait for their weights while the large ones compute: nothing overlaps.
+        compute, memory = per_row_compute * rows * chosen, per_row_memory * rows * chosen
+        return fixed_s + weights * product.touched(rows) + memory + compute
 
-    return seconds if experts == 1 else of_experts
+    return of_experts
 
 
 def _layer_gemms(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[int], float]:
     """Return the seconds of all layers' products and all-reduces, by rows."""
     groups = [
-        (group.layers, [_gemm(product, model, gpu, c) for product in group.products])
+        (group.layers, [product_time(product, model, gpu, c) for product in group.products])
         for group in model.layer_groups
     ]
     # Attention and MLP end with an all-reduce, and the embedding is one, too.
@@ -323,7 +335,9 @@ def _layer_gemms(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[in
 
 def _head_gemm(model: ModelSpec, gpu: GpuSpec, c: Calibration) -> Callable[[int], float]:
     """Return the seconds of the head, by sampled tokens. The logits of all GPUs are gathered."""
-    product = _gemm(Product(model.vocab, model.hidden, 8 * model.bytes_per_value), model, gpu, c)
+    product = product_time(
+        Product(model.vocab, model.hidden, 8 * model.bytes_per_value), model, gpu, c
+    )
     if model.ranks == 1:
         return product
     latency_s, byte_s = _all_reduce(model, gpu)
