@@ -23,6 +23,8 @@ FORMAT = 2
 ANY = "*"
 """The model name of constants for every model on a GPU that has no constants of its own."""
 FALLBACK_GPU = "h200-sxm"
+SAME_CHIP = {"a100-40gb": "a100-80gb"}
+"""GPUs that differ in their memory from a GPU with constants of its own."""
 SERVER_TIMES: dict[str, float] = asdict(ServerTimes())
 """The constants of the API server and their values in front of an H200."""
 
@@ -265,14 +267,15 @@ def shipped() -> tuple[CalibrationFile, ...]:
 
 
 def calibration_of(model: ModelSpec, gpu: GpuSpec) -> Calibration:
-    """Return the shipped constants of a model on a GPU, or else the kernel-table defaults."""
+    """Return the shipped constants of a model on a GPU, or else the nearest GPU's."""
     return calibration_file_of(model.name, gpu.name).constants
 
 
 def calibration_file_of(model: str, gpu: str) -> CalibrationFile:
     """Return the shipped calibration nearest to `model` on `gpu`, with its provenance."""
     by_key = {(file.model, file.gpu): file for file in shipped()}
-    for key in ((model, gpu), (ANY, gpu), (ANY, FALLBACK_GPU)):
+    nearest = SAME_CHIP.get(gpu, FALLBACK_GPU)
+    for key in ((model, gpu), (ANY, gpu), (ANY, nearest)):
         if key in by_key:
             return by_key[key]
     raise LookupError(f"no calibration is shipped for {FALLBACK_GPU}")

@@ -411,8 +411,10 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
 def test_it_says_that_constants_were_not_measured_on_the_gpu() -> None:
     """The words are those of `forebay engine` and `forebay simulate`."""
     assert EngineConfig(gpu="h200").constants_remark() is None
-    remark = EngineConfig(gpu="l40s", max_model_len=8_192).constants_remark()
-    assert remark == "constants measured on h200-sxm; not on l40s"
+    assert EngineConfig(gpu="l40s", max_model_len=8_192).constants_remark() is None
+    remark = EngineConfig(gpu="rtx-4090", max_model_len=8_192).constants_remark()
+    assert remark == "constants measured on h200-sxm; not on rtx-4090"
+    assert "measured on a100-80gb" in (EngineConfig(gpu="a100-40gb").constants_remark() or "")
 
 
 class Refusing(JobRunner):

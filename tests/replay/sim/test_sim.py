@@ -216,8 +216,8 @@ def test_it_says_on_which_gpus_the_constants_were_not_measured(
     trace_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["simulate", str(trace_file), "--json", "--load", "0.5", "--jobs", "1"]
-    remarks = [f"constants measured on h200-sxm; not on {gpu}" for gpu in ("h100-sxm", "l40s")]
-    assert main([*words, "--gpus", "3", "--sweep", "gpu=h200,h200+h100+l40s"]) == 0
+    remarks = [f"constants measured on h200-sxm; not on {gpu}" for gpu in ("h100-sxm", "b200")]
+    assert main([*words, "--gpus", "3", "--sweep", "gpu=h200,h200+h100+b200"]) == 0
     out, err = capsys.readouterr()
     assert [case["constants_remarks"] for case in orjson.loads(out)] == [[], remarks]
     assert err.splitlines() == [f"forebay simulate: {remark}" for remark in remarks]
