@@ -43,8 +43,9 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
             "gpu": file.gpu,
             "for": f"{model} on {gpu}",
             "exact": file.gpu == gpu and file.model == model,
+            "known_error": engine.known_error(),
             "remark": engine.constants_remark(),
-            "checked": file.checked,
+            "checked": engine.how_checked(),
             "source": file.source,
         },
     }
@@ -201,10 +202,11 @@ def print_answer(
     targets = answer.question.targets
     low, high = answer.range
     spread = f"{low}" if low == high else f"{low} to {high}"
+    error = engine.known_error()
     console.print(
         Text(
             f"{_fleet(answer)} for {engine.model_spec.name}; "
-            f"{answer.gpus + 1} to survive the loss of one",
+            f"{answer.gpus + 1} to survive the loss of one{f'; {error}' if error else ''}",
             style="bold",
         )
     )

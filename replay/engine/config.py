@@ -29,6 +29,7 @@ from forebay.replay.engine.placement import (
     unmeasured,
 )
 from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
+from forebay.replay.engine.timing.served import checked_by_runs, known_error
 from forebay.replay.engine.timing.speculation import (
     Speculation,
     draft_of,
@@ -153,10 +154,21 @@ class EngineConfig(EngineFlags):
         parts = unmeasured(self.rank_spec, self.gpu_spec)
         if self.speculation is not None:
             parts.append("speculative decoding, with the acceptance that was given")
-        remarks = [measured_elsewhere(self.calibration_file(), self.gpu_spec.name)]
+        remarks = [None if self.calibration else checked_by_runs(self.rank_spec, self.gpu_spec)]
+        remarks.append(measured_elsewhere(self.calibration_file(), self.gpu_spec.name))
         if parts:
             remarks.append(f"never measured here: {'; '.join(parts)}")
         return "; ".join(remark for remark in remarks if remark) or None
+
+    def known_error(self) -> str | None:
+        """Return the error of step times against served runs. None: small, or --calibration."""
+        return None if self.calibration else known_error(self.rank_spec, self.gpu_spec)
+
+    def how_checked(self) -> str:
+        """Return the extent to which the step times of this model on this GPU were checked."""
+        file = self.calibration_file()
+        runs = None if self.calibration else checked_by_runs(self.rank_spec, self.gpu_spec)
+        return runs or file.checked
 
     def calibration_file(self) -> CalibrationFile:
         """Return the constants with their provenance (InputError: a bad file)."""
