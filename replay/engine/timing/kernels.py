@@ -71,6 +71,8 @@ BLACKWELL = Kernels(
 )
 OTHERS = Kernels({}, block_s=HOPPER.block_s, latent_s=HOPPER.latent_s)
 """Ada and Ampere: experts are within a fifth of dense shares on an L40S. The times are assumed."""
+EVEN_EXPERTS = 16
+"""Largest number of experts whose weights and arithmetic overlap: Mixtral with 8 was served so."""
 _HBM = 2.5e12
 """A bandwidth in bytes/s that Hopper exceeds, and Ada, Ampere and GPUs with GDDR do not."""
 

@@ -27,7 +27,7 @@ from math import fsum
 from forebay.replay.engine.hardware.gpu_sheet import features_of, product_flops
 from forebay.replay.engine.hardware.layers import Product
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.timing.kernels import experts_of, kernels_of
+from forebay.replay.engine.timing.kernels import EVEN_EXPERTS, experts_of, kernels_of
 from forebay.replay.engine.timing.step_constants import (
     EAGER_LAUNCH_PARALLEL_S,
     FP8_KV_READ,
@@ -304,10 +304,13 @@ def product_time(
         per_row_compute = 2 * outputs * inputs / (gpu.peak_flops * reached.compute)
         weights *= max(1.0, read / (reached.unpack * gpu.multiprocessors))
 
+    # Of many experts the rare ones wait for their weights while the others compute: no overlap.
+    apart = 1.0 if experts > EVEN_EXPERTS else power
+
     def of_experts(rows: int) -> float:
-        # Small experts wait for their weights while the large ones compute: nothing overlaps.
-        compute, memory = per_row_compute * rows * chosen, per_row_memory * rows * chosen
-        return fixed_s + weights * product.touched(rows) + memory + compute
+        compute = per_row_compute * rows * chosen
+        memory = weights * product.touched(rows) + per_row_memory * rows * chosen
+        return fixed_s + float((compute**apart + memory**apart) ** (1 / apart))
 
     return of_experts
 
