@@ -408,6 +408,23 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
     assert "not on h200" not in told
 
 
+def test_the_first_line_says_that_step_times_are_unchecked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dense models in block FP8 were not served by others."""
+    blocks = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["Qwen/Qwen3-8B"] | blocks))
+    words = f"{SMALL} --quick --model {tmp_path}"
+    assert main(words.split()) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    first = told.partition("users, each with")[0]
+    assert "; unchecked: no served run of a dense model in fp8 on such a GPU" in first
+    assert main([*words.split(), "--json"]) == 0
+    kept = json.loads(capsys.readouterr().out)["calibration"]
+    assert kept["known_error"].startswith("unchecked")
+    assert "within 5 %" not in kept["checked"]
+
+
 def test_it_says_that_constants_were_not_measured_on_the_gpu() -> None:
     """The words are those of `forebay engine` and `forebay simulate`."""
     assert EngineConfig(gpu="h200").constants_remark() is None
