@@ -92,8 +92,9 @@ def test_a_mixture_on_eight_gpus(tmp_path: Path) -> None:
     active = 94 * (attention + 128 * 4096 + 8 * 3 * 4096 * 1536)
     expected_s = by_hand(32_064, weights=active, pair_flops=94 * 4 * 64 * 128, layers=94,
                          hidden=4096, ranks=8)  # fmt: skip
-    # each token is copied to eight experts, whose narrow products are bound by these copies
-    assert expected_s < alone(config, 32_064).ttft_s < 1.45 * expected_s
+    # Each token is copied to eight experts, whose narrow products are bound by these copies. Their
+    # weights are read before or after, not beside.
+    assert expected_s < alone(config, 32_064).ttft_s < 1.6 * expected_s
     with pytest.raises(InputError, match="the KV cache holds 0 tokens"):
         EngineConfig(str(tmp_path), "h200", tensor_parallel_size=2)
 
