@@ -133,7 +133,7 @@ async def test_a_stop_string_ends_an_answer(server: Server, stream: bool) -> Non
 async def test_lengths_of_answers_that_end_by_themselves_are_learned(server: Server) -> None:
     """No client says how long. What the proxy reserves for the next answer is what they took."""
     async with stage([server.url]) as on:
-        lengths = on.proxy.driver.shaper._dispatcher.output_lengths
+        lengths = on.proxy.driver.shaper._state.output_lengths
         longest = 8_192
         assert lengths.expected("", "chat", longest) == longest
         for number in range(ENOUGH):
