@@ -21,6 +21,12 @@ _ISO_REST = re.compile(r"(\.[0-9]{6})[0-9]+")
 _LONG_WORD = re.compile(r"(\S{100})\S{20,}")
 _Default = TypeVar("_Default")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_GROUPED = re.compile("[0-9]{1,3}([, \u00a0\u2009\u202f])[0-9]{3}(\\1[0-9]{3})*")
+NO_VALUE: Final = frozenset(
+    ("", "-", "--", "null", "none", "nil", "undefined", "nan", "n/a", "na", "#n/a", "\\n", "inf",
+     "+inf", "-inf", "infinity", "-infinity")
+)  # fmt: skip
+"""Cells of numbers and names that hold no value, in lower case, as tools and databases write."""
 
 
 class RowError(ValueError):
@@ -39,6 +45,19 @@ SHAPE_ERRORS: Final = (AttributeError, KeyError, IndexError, TypeError, ValueErr
                        RecursionError)  # fmt: skip
 """Raised by a reader that meets a list where its format has text, and the like. A reader, also one
 of a plug-in, gets any JSON value. The callers of readers turn these errors into RowErrors."""
+
+
+def is_missing(value: object) -> bool:
+    """True for a cell that holds no number and no name, in every reader."""
+    if isinstance(value, str):
+        return value.strip().lower() in NO_VALUE
+    return value is None or (type(value) is float and not isfinite(value))
+
+
+def ungrouped(text: str) -> str:
+    """Return a number without the sign between its thousands: 1,200 and 1 200 become 1200."""
+    text = text.strip()
+    return re.sub("[^0-9]", "", text) if _GROUPED.fullmatch(text) else text
 
 
 def shape_error(error: Exception) -> RowError:
@@ -129,9 +148,17 @@ class SourceRow:
                 return value
         return None
 
+    def cell(self, *columns: str) -> Any:
+        """Return the first of `columns` that holds a number or a name, or None."""
+        return next(
+            (value for column in columns if not is_missing(value := self.get(column))), None
+        )
+
     def required(self, *columns: str) -> Any:
-        """Return the value that `get` returns (RowError: no value)."""
-        value = self.get(*columns)
+        """Return the value that `cell` or else `get` returns (RowError: no value)."""
+        value = self.cell(*columns)
+        if value is None:
+            value = self.get(*columns)
         if value is None:
             raise RowError(f"{columns[0]}: no such column in this row, or nothing in it")
         return value
@@ -144,19 +171,22 @@ class SourceRow:
         value = self.required(*columns)
         if type(value) is int and value >= least:
             return value
-        if type(value) is str and value.isdecimal() and least <= int(value) < 10**12:
-            return int(value)
         if type(value) is float and value.is_integer() and value >= least:
             return int(value)
-        if type(value) is str and re.fullmatch(r"[0-9]+\.0*", value) and float(value) >= least:
-            return int(float(value))
+        text = ""
+        if type(value) is str and not (self.facts.decimal_comma and "," in value):
+            text = ungrouped(value)
+        if text.isdecimal() and least <= int(text) < 10**12:
+            return int(text)
+        if re.fullmatch(r"[0-9]+\.0*", text) and float(text) >= least:
+            return int(float(text))
         raise RowError(
             f"{_named(self, columns)}: {shown(value)} is not a whole number of {least} or more"
         )
 
     def whole_or(self, default: _Default, *columns: str, least: int = 0) -> int | _Default:
         """Read a whole number like `whole`, or return `default` if no column has a value."""
-        return default if self.get(*columns) is None else self.whole(*columns, least=least)
+        return default if self.cell(*columns) is None else self.whole(*columns, least=least)
 
     def number_of(self, *columns: str) -> float:
         """Read a finite number (RowError: another value, or no value)."""
@@ -165,6 +195,7 @@ class SourceRow:
             text = value.strip()
             if self.facts.decimal_comma and "." not in text:
                 text = text.replace(",", ".", 1)
+            text = ungrouped(text)
             value = float(text) if _NUMBER.fullmatch(text) else value
         if type(value) in (int, float) and isfinite(value):
             return float(value)
@@ -172,7 +203,7 @@ class SourceRow:
 
     def number_or(self, default: _Default, *columns: str) -> float | _Default:
         """Read a finite number, or return `default` if no column has a value."""
-        return default if self.get(*columns) is None else self.number_of(*columns)
+        return default if self.cell(*columns) is None else self.number_of(*columns)
 
     def seconds(self, *columns: str, unit: str = "s") -> float:
         """Read a time or duration of 0 or more in `unit`, and return seconds."""
@@ -213,8 +244,8 @@ class SourceRow:
         return _in_seconds(number, unit if unit in UNITS else self._unit(column, number))
 
     def text(self, *columns: str) -> str | None:
-        """Return the first of `columns` that has a value as text, or None."""
-        value = self.get(*columns)
+        """Return the first of `columns` that holds a name as text, or None."""
+        value = self.cell(*columns)
         return None if value is None else value if type(value) is str else str(value)
 
     def object(self, *columns: str) -> dict[str, Any]:
@@ -296,7 +327,11 @@ def shown(value: object) -> str:
 
 
 def _named(row: SourceRow, columns: tuple[str, ...]) -> str:
-    return next((column for column in columns if row.get(column) is not None), columns[0])
+    for find in (row.cell, row.get):
+        for column in columns:
+            if find(column) is not None:
+                return column
+    return columns[0]
 
 
 def _dotted(values: Any, path: str) -> Any:

@@ -90,8 +90,10 @@ def import_trace(
     if not dry_run:
         check_output(output, meta_path(output), force=force, as_json=as_json)
     # Open the file, and only show it in a dry run.
-    reader, name, mapping = _open(format_name, file, columns, options)
+    reader, name, mapping, unsure = _open(format_name, file, columns, options)
     guessed = bool(mapping) and columns is None
+    for doubt in unsure:
+        talk(f"warning: {doubt}")
     if dry_run:
         _show(reader, name, mapping, guessed, as_json)
         return
@@ -118,9 +120,9 @@ def import_trace(
 
 def _open(
     format_name: str, file: str, columns: str | None, options: ReadOptions
-) -> tuple[TraceReader, str, str | None]:
-    """Return the reader, the name of its format, and the mapping of columns if it has one."""
-    from forebay.traces.formats.columns import map_text, mapped_format, parse_map
+) -> tuple[TraceReader, str, str | None, list[str]]:
+    """Return the reader, the name of its format, its mapping of columns, and doubts about it."""
+    from forebay.traces.formats.columns import doubts, map_text, mapped_format, parse_map
     from forebay.traces.formats.guess import guess
 
     one_or_more(
@@ -131,8 +133,9 @@ def _open(
         }
     )
 
-    def mapped(mapping: Mapping) -> tuple[TraceReader, str, str | None]:
-        return mapped_format(mapping).open(file, options), "map", map_text(mapping)
+    def mapped(mapping: Mapping) -> tuple[TraceReader, str, str | None, list[str]]:
+        reader = mapped_format(mapping).open(file, options)
+        return reader, "map", map_text(mapping), doubts(mapping)
 
     # A given mapping needs no format.
     if columns is not None:
@@ -158,7 +161,7 @@ def _open(
         name = detected
     if name != FOREBAY:
         trace_format(name)  # an unknown name is an error even for an empty pipe
-    return open_trace(file, format_name=name, options=options), name, None
+    return open_trace(file, format_name=name, options=options), name, None, []
 
 
 def _show(

@@ -15,6 +15,8 @@ from forebay.traces.text import messages_text
 ID_BLOCK_TOKENS = 16
 """Tokens of a block made from a prompt of token ids: vLLM's default."""
 DURATIONS = (("latency_ms", "ms"), ("duration_ms", "ms"), ("latency_s", "s"), ("duration_s", "s"))
+CHARACTERS_PER_TOKEN = 4
+CONTRADICTION = 100  # a prompt and its count that differ by more are not of one request
 _TAKEN = frozenset(
     ("messages", "prompt", "input", "tools", "model", "stream", "max_tokens", "user",
      "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "stream_options",
@@ -168,6 +170,7 @@ def build(
     # The prompt: its logged length, else its text, else an option.
     fields = {key: value for key, value in fields.items() if value is not None}
     failed = fields.get("status", 200) >= 400
+    _refuse_contradiction(fields.get("text"), input_tokens)
     length = input_tokens or prompt_tokens(fields, options) or options.input_tokens
     if length is None and failed:
         length = row.facts.last_input_tokens
@@ -192,6 +195,18 @@ def build(
         del fields["blocks"], fields["block_tokens"]  # ids for another number of tokens
     fields |= {"input_tokens": length, "output_tokens": output}
     return TraceRequest(id=name, arrival_s=arrival_s, **fields)
+
+
+def _refuse_contradiction(text: Any, tokens: int | None) -> None:
+    """Raise RowError if a prompt's length and its count differ a hundredfold."""
+    if not isinstance(text, str) or not tokens:
+        return
+    about = max(1, len(text) // CHARACTERS_PER_TOKEN)
+    if max(about, tokens) > CONTRADICTION * min(about, tokens):
+        raise RowError(
+            f"the prompt has {len(text):,} characters, and its count says {tokens:,} tokens; one "
+            "of the two columns is another: map the right one with --map"
+        )
 
 
 def ended(row: SourceRow, request: TraceRequest, ends: tuple[str, ...]) -> Ended:

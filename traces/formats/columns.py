@@ -43,11 +43,15 @@ TIME_UNITS: Final = (*UNITS, "iso8601", "epoch", "auto")
 
 @dataclass(frozen=True, slots=True)
 class MappedColumn:
-    """A column with the unit of its times, or a constant."""
+    """A column with the unit of its times, or a constant.
+
+    `guessed`: its name does not say that it counts tokens, or the unit of its times.
+    """
 
     path: str
     unit: str = "auto"
     constant: bool = False
+    guessed: bool = False
 
 
 Mapping = dict[str, MappedColumn]
@@ -80,7 +84,8 @@ def parse_map(text: str) -> Mapping:
 
 
 def check_map(mapping: Mapping, source: str) -> None:
-    if not {"arrival", "end"} & mapping.keys():
+    timed = {"arrival", "end"} & mapping.keys()
+    if not timed and (source != "--map" or not {"text", "messages"} & mapping.keys()):
         raise InputError(f"{source}: no time; add arrival=COLUMN or end=COLUMN")
     if not {"input", "usage", "text", "messages"} & mapping.keys():
         raise InputError(f"{source}: no prompt length; add input=COLUMN, text=COLUMN or input==N")
@@ -93,6 +98,17 @@ def map_text(mapping: Mapping) -> str:
         unit = f":{column.unit}" if column.unit != "auto" else ""
         parts.append(f"{target}={'=' if column.constant else ''}{column.path}{unit}")
     return ",".join(parts)
+
+
+def doubts(mapping: Mapping) -> list[str]:
+    """Return a warning for each guess that would change the load if it were wrong."""
+    return [
+        f"{column.path} is taken as "
+        + (f"{target} in {column.unit}" if target in TIMES else f"{target} tokens")
+        + ", which its name does not say; give --map to settle it"
+        for target, column in mapping.items()
+        if column.guessed
+    ]
 
 
 def mapped_format(mapping: Mapping) -> TraceFormat:
@@ -170,7 +186,9 @@ def _times(row: SourceRow, mapping: Mapping) -> tuple[float, float | None]:
     if "arrival" in mapping:
         arrival_s = row.moment(mapping["arrival"].path, unit=mapping["arrival"].unit)
         return arrival_s, arrival_s + duration_s if duration_s is not None else end_s
-    assert end_s is not None  # `check_map` demands an arrival or an end
+    if end_s is None:
+        row.note("rows without a time, which arrive a second apart")
+        return row.second(), None
     return end_s - (duration_s or 0.0), end_s
 
 
@@ -182,7 +200,12 @@ def _text(row: SourceRow, mapping: Mapping, target: str) -> str | None:
     if target not in mapping:
         return None
     column = mapping[target]
-    return column.path if column.constant else row.text(column.path)
+    if column.constant:
+        return column.path
+    if target == "text":  # a prompt may be a word that elsewhere means no value
+        prompt = row.get(column.path)
+        return None if prompt is None else str(prompt)
+    return row.text(column.path)
 
 
 def _whole(row: SourceRow, mapping: Mapping, target: str) -> int | None:

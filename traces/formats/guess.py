@@ -14,16 +14,31 @@ from forebay.traces.formats.usage import EXCLUDED, PARTS_OF_PROMPT
 from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
-from forebay.traces.rows import FileFacts, RowError, SourceRow, decoded, unit_of
+from forebay.traces.rows import (
+    FileFacts,
+    RowError,
+    SourceRow,
+    decoded,
+    is_missing,
+    ungrouped,
+    unit_of,
+)
 
 SAMPLE_ROWS: Final = 200
+MOST_NAME: Final = 100  # a longer name of a column is a line of a log
 
 IN: Final = {"prompt", "input", "in", "request", "context", "prefill", "query", "question"}
 OUT: Final = {"completion", "output", "out", "response", "generated", "generation", "decode",
               "answer", "gen", "reply", "produced"}  # fmt: skip
-SIZES: Final = {"token", "tokens", "tok", "toks", "len", "length", "size", "count", "n", "num"}
+TOKENS: Final = {"token", "tokens", "tok", "toks"}
+SIZES: Final = {*TOKENS, "len", "length", "count", "n", "num"}
 NOT_SIZES: Final = {"cached", "cache", "cost", "price", "bytes", "max", "limit", "latency", "time",
-                    "ms", "id", "reasoning", "rate", "budget", "kb", "usd"}  # fmt: skip
+                    "ms", "id", "reasoning", "rate", "budget", "kb", "usd", "size", "chars",
+                    "characters", "words", "type", "status", "code"}  # fmt: skip
+# Lengths of these are bytes of HTTP, unless the name says tokens.
+OF_HTTP: Final = {"request", "response", "content", "body", "req", "resp"}
+NOT_TEXT: Final = {*SIZES, *NOT_SIZES, "format", "name", "hash", "language", "lang", "role", "url",
+                   "path", "model"}  # fmt: skip
 STARTS: Final = {"timestamp", "ts", "time", "start", "started", "created", "received", "arrival",
                  "arrived", "date", "datetime", "begin", "submitted", "enqueued", "requested",
                  "when", "at"}  # fmt: skip
@@ -85,6 +100,8 @@ def sample(path: str | Path) -> list[Sampled]:
                     for name, value in _flat(row.values):
                         if facts.decimal_comma and re.fullmatch(r"[0-9]+,[0-9]+", str(value)):
                             value = value.replace(",", ".")
+                        if isinstance(value, str):
+                            value = ungrouped(value)
                         columns.setdefault(name, []).append(value)
     except RowError as error:
         raise InputError(f"{path}: {error}") from error
@@ -101,7 +118,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
         name = f"{prefix}{key}"
         if isinstance(value, dict) and len(prefix) < 80:
             yield from _flat(value, f"{name}.")
-        elif value is not None and value != "":
+        elif not is_missing(value):
             yield name, value
 
 
@@ -128,7 +145,8 @@ def guess(path: str | Path) -> Mapping:
         best = next((column for column in candidates if column.path not in taken), None)
         if best is not None:
             taken.add(best.path)
-            mapping[target] = MappedColumn(best.path)
+            unsaid = target in ("input", "output", "total") and not TOKENS & _said(best)
+            mapping[target] = MappedColumn(best.path, guessed=unsaid)
     _add_up(columns, mapping)
     try:
         check_map(mapping, str(path))
@@ -136,8 +154,15 @@ def guess(path: str | Path) -> Mapping:
         if sum(bool(AGGREGATES & set(column.words)) for column in columns) > 1:
             remedy = "give the file of the same run that has a row for each request"
             raise InputError(f"{path}: {only_totals('', remedy)}") from None
+        if any(len(column.path) > MOST_NAME for column in columns):
+            raise InputError(
+                f"{path}: lines of text, and no table with a header; name their format (forebay "
+                "traces formats), or log times and lengths as CSV or JSON lines"
+            ) from None
         paths = ", ".join(column.path for column in columns)[:300]
-        raise InputError(f"{error} with --map; the columns are {paths}") from None
+        timeless = {"text", "messages"} & mapping.keys() and not {"arrival", "end"} & mapping.keys()
+        remedy = "; prompts without times: traces import prompts" if timeless else ""
+        raise InputError(f"{error} with --map; the columns are {paths}{remedy}") from None
     return mapping
 
 
@@ -193,7 +218,8 @@ def _guess_times(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> N
         if ranked and not mapping:
             best = min(ranked, key=lambda column: (not _ascends(column), _rank(column)))
             taken.add(best.path)
-            mapping[target] = MappedColumn(best.path, _time_unit(best))
+            unit, guessed = _time_unit(best)
+            mapping[target] = MappedColumn(best.path, unit, guessed=guessed)
     if mapping:
         _guess_duration(columns, mapping, taken)
 
@@ -202,7 +228,8 @@ def _guess_duration(columns: list[Sampled], mapping: Mapping, taken: set[str]) -
     for column in columns:
         if column.path not in taken and _is_duration(column):
             taken.add(column.path)
-            mapping["duration"] = MappedColumn(column.path, _duration_unit(column))
+            unit, guessed = _duration_unit(column)
+            mapping["duration"] = MappedColumn(column.path, unit, guessed=guessed)
             return
 
 
@@ -232,13 +259,17 @@ def _ascends(column: Sampled) -> bool:
     return sum(1 for a, b in steps if a <= b) >= 0.6 * len(steps)
 
 
-def _time_unit(column: Sampled) -> str:
+def _unit_in_name(column: Sampled) -> str | None:
+    return next((SUFFIXES[word] for word in reversed(column.words) if word in SUFFIXES), None)
+
+
+def _time_unit(column: Sampled) -> tuple[str, bool]:
+    """Return the unit of a time, and True if neither its name nor its size tells it."""
     numbers = column.numbers
     if numbers is None:
-        return "iso8601"
-    by_name = next((SUFFIXES[word] for word in reversed(column.words) if word in SUFFIXES), None)
-    by_size = unit_of(numbers[0])
-    return by_size if numbers[0] > 1e8 else by_name or by_size
+        return "iso8601", False
+    by_name, by_size = _unit_in_name(column), unit_of(numbers[0])
+    return (by_size, False) if numbers[0] > 1e8 else (by_name or by_size, by_name is None)
 
 
 def _is_duration(column: Sampled) -> bool:
@@ -247,34 +278,50 @@ def _is_duration(column: Sampled) -> bool:
     return bool(named) and column.numbers is not None and not {"first", "ttft", "queue"} & words
 
 
-def _duration_unit(column: Sampled) -> str:
-    by_name = next((SUFFIXES[word] for word in reversed(column.words) if word in SUFFIXES), None)
+def _duration_unit(column: Sampled) -> tuple[str, bool]:
+    """Return the unit of a duration, and True if only its size tells it."""
+    by_name = _unit_in_name(column)
     if by_name is not None:
-        return by_name
+        return by_name, False
     numbers = sorted(column.numbers or [0.0])
-    return "ms" if numbers[len(numbers) // 2] > 100 else "s"
+    middle = numbers[len(numbers) // 2]
+    return "ns" if middle > 1e8 else "ms" if middle > 100 else "s", True
 
 
 def _lengths(columns: list[Sampled], side: set[str]) -> Iterator[Sampled]:
-    """Rank the columns of whole numbers whose name has a word of this side and of a size."""
+    """Rank the columns of whole numbers whose name has a word of this side and of a size.
+
+    A name that says tokens may have odd cells, which the reader reports by row.
+    """
     ranked = []
     for column in columns:
-        words = set(column.words)
-        glued = "".join(column.words)
+        words, said = set(column.words), _said(column)
         over_many = NOT_OF_ONE - SIZES | (set() if "total" in side else {"total"})
-        if (NOT_SIZES | over_many) & words or not side & (words | _split_glued(glued)):
+        if (NOT_SIZES | over_many) & words or not side & said:
             continue
         if "total" in side and (IN | OUT) & words:
             continue
-        numbers = column.numbers
-        if numbers is None or any(n < 0 or n != int(n) for n in numbers):
+        tokens, named = TOKENS & said, SIZES & said
+        if not tokens and named and OF_HTTP & words:
             continue
-        named = SIZES & (words | _split_glued(glued))
-        ranked.append(
-            (0 if {"tokens", "token", "tok", "toks"} & named else 1 if named else 2, column)
-        )
+        least = len(column.values) * (0.5 if tokens else 1.0)
+        if sum(map(_is_whole, column.values)) < least:
+            continue
+        ranked.append((0 if tokens else 1 if named else 2, column))
     ranked.sort(key=lambda pair: pair[0])
     return (column for _, column in ranked)
+
+
+def _said(column: Sampled) -> set[str]:
+    """Return the words of a name. Words that are run together are split."""
+    return {*column.words, *_split_glued("".join(column.words))}
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and float(value) >= 0 and float(value).is_integer()
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _split_glued(name: str) -> set[str]:
@@ -295,7 +342,10 @@ def _is_messages(value: Any) -> bool:
 def _is_prompt(column: Sampled) -> bool:
     named = {"prompt", "text", "input", "query", "question", "content"} & set(column.words)
     return (
-        bool(named) and column.numbers is None and column.all(lambda value: isinstance(value, str))
+        bool(named - NOT_TEXT)
+        and not NOT_TEXT & _said(column)
+        and column.numbers is None
+        and column.all(lambda value: isinstance(value, str))
     )
 
 

@@ -24,7 +24,7 @@ from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.reading.reader import REORDER_ROWS, Order, Parsed, ParseRow, TraceReader
-from forebay.traces.rows import FileFacts, SourceRow
+from forebay.traces.rows import UNITS, FileFacts, SourceRow
 from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 
 FOREBAY: Final = "forebay"
@@ -58,6 +58,10 @@ class ReadOptions:
     block_tokens: Annotated[
         int | None,
         typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
+    ] = None
+    time_unit: Annotated[
+        str | None,
+        typer.Option("--time-unit", help="mooncake, aiperf: s, ms, us or ns; default: ms"),
     ] = None
     tokens: Annotated[
         str,
@@ -145,6 +149,8 @@ class TraceFormat:
         """Open `path` as a stream of requests. `TraceReader` lists the errors."""
         if options.mode not in MODES:
             raise InputError(f"--mode {options.mode}: not known; one of: {', '.join(MODES)}")
+        if options.time_unit not in (None, *UNITS):
+            raise InputError(f"--time-unit {options.time_unit}: give one of {', '.join(UNITS)}")
         # A file of another kind gets a hint in its first error.
         doubt, head = "", head_of(path)
         if head.line and not self.recognise(head):
@@ -287,6 +293,8 @@ def open_trace(
     if name is None:
         refuse_without_requests(path)
         name, doubt = FOREBAY, "; traces import auto makes a trace of a table"
+        if head_of(path).has("prompt"):
+            doubt = "; traces import prompts makes a trace of prompts without times"
     if name == FOREBAY:
         sort = options is not None and options.sort
         skip_bad = skip_bad or bool(options and options.skip_bad)

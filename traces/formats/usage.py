@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from forebay.traces.rows import FileFacts, SourceRow
+from forebay.traces.rows import FileFacts, SourceRow, is_missing
 
-PREFIXES: Final = ("gen_ai.usage.", "llm.usage.", "llm.token_count.")
+PREFIXES: Final = ("gen_ai.usage.", "gen_ai.response.", "llm.usage.", "llm.token_count.")
 PROMPTS: Final = (
     *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount"),
     *("inputTokenCount", "prompt_token_count", "input", "prompt", "prompt_eval_count"),
@@ -109,7 +109,7 @@ def _counts(usage: Mapping[str, Any], flat: bool) -> dict[str, Any]:
         name = str(key)
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
-        if value is None or value == "" or isinstance(value, dict | list):
+        if is_missing(value) or isinstance(value, dict | list):
             continue
         if flat and (key in BARE or not _is_known(name)):
             continue

@@ -3,6 +3,7 @@
 A row is written when its request ends. Its time is the start, or the end minus the duration.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -131,7 +132,9 @@ def langfuse(row: SourceRow, options: ReadOptions) -> Ended:
 
 
 def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """List the spans of one export, with their attributes as plain columns."""
+    """List the spans of one export or trace, with their attributes as plain columns."""
+    document = _camel(document)
+    yield from document.get("spans") or ()
     for resource in document.get("resourceSpans") or ():
         for scope in (
             resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans") or ()
@@ -142,6 +145,20 @@ def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
                     for attribute in span.get("attributes") or ()
                 }
                 yield {**span, "attributes": attributes}
+
+
+def _camel(value: Any) -> Any:
+    """Rename the keys of protobuf (`start_time_unix_nano`) as OTLP's JSON has them."""
+    if isinstance(value, list):
+        return [_camel(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key if "." in key else re.sub("_([a-z])", lambda match: match[1].upper(), key): (
+            content if key == "attributes" and isinstance(content, dict) else _camel(content)
+        )
+        for key, content in value.items()
+    }
 
 
 def _value(value: dict[str, Any]) -> Any:
@@ -159,7 +176,10 @@ def _value(value: dict[str, Any]) -> Any:
     what="spans as OTLP JSON, one export a line or a document: OpenTelemetry GenAI, "
     "OpenInference, Claude Code",
     keeps="messages, model, parameters, conversation or trace as session, user as tenant, status",
-    recognise=lambda head: head.has("resourceSpans"),
+    recognise=lambda head: (
+        head.has_any("resourceSpans", "resource_spans")
+        or (head.has("spans") and head.has_any("trace_id", "traceId"))
+    ),
     unpack=_spans,
     order=COMPLETION,
     own_ids=True,
@@ -186,11 +206,13 @@ def otel(row: SourceRow, options: ReadOptions) -> Ended:
         fields,
         options,
         name=row.text("spanId") or f"span-{row.number}",
-        arrival_s=row.moment("startTimeUnixNano", unit="ns"),
+        arrival_s=row.moment("startTimeUnixNano", unit="ns")
+        if row.get("startTimeUnixNano") is not None
+        else row.moment("startTime"),
         input_tokens=usage.prompt,
         output_tokens=usage.answer,
     )
-    return ended(row, request, ("endTimeUnixNano",))
+    return ended(row, request, ("endTimeUnixNano", "endTime"))
 
 
 def _of_span(row: SourceRow, about: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from forebay.traces.formats.body import (
     text_tokens,
 )
 from forebay.traces.formats.head import Head
-from forebay.traces.formats.readers.turns import filler
+from forebay.traces.formats.readers.turns import filler, stamp_s
 from forebay.traces.formats.table import ReadOptions, row_format
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.reader import Order
@@ -24,29 +24,40 @@ from forebay.traces.text import messages_text
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
          "assistant": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
-         "tool": "tool"}  # fmt: skip
+         "tool": "tool", "function_call": "assistant", "observation": "tool",
+         "function_response": "tool"}  # fmt: skip
+TURNS = ("conversations", "conversation", "items")
 FIXED = Order(rebase=False)
 ANSWER_TOKENS = 128
 """Length of an answer where neither the file nor an option has it: the tools' default."""
 
 
+def _has_chat(head: Head) -> bool:
+    """True for a list of turns. Under a common name it must be a whole chat with its answer."""
+    turns = next((head.first[key] for key in TURNS[1:] if head.first.get(key)), None)
+    last = turns[-1] if isinstance(turns, list) else None
+    answered = isinstance(last, dict) and ROLES.get(str(last.get("from", last.get("role"))))
+    return head.has("conversations") or answered == "assistant"
+
+
 @row_format(
     name="sharegpt",
-    what="ShareGPT and other chats: a list of `conversations`",
+    what="ShareGPT, WildChat and other chats: a list of `conversations`",
     keeps="messages, sessions, parents",
-    recognise=lambda head: head.has("conversations"),
+    recognise=_has_chat,
     order=FIXED,
 )
 def sharegpt(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]:
     """Make a request of each turn that has an answer, with the turns before it as history."""
-    turns = row.get("conversations", "conversation", "items", "messages")
+    turns = row.get(*TURNS, "messages")
     if not isinstance(turns, list):
         raise RowError("conversations: not a list of turns")
-    session = row.text("id") or f"row-{row.number}"
+    session = row.text("id", "conversation_hash", "conversation_id") or f"row-{row.number}"
+    if row.get("timestamp") is not None:
+        row.note("conversations whose timestamp is not kept: turns arrive a second apart")
     history: list[dict[str, Any]] = []
     parent = None
-    for turn in turns:
-        role, text = _turn(turn)
+    for role, text in [_turn(turn) for turn in turns]:
         if role == "assistant" and history:
             name = f"{session}-{row.number}-{len(history)}"
             yield TraceRequest(
@@ -69,7 +80,7 @@ def _turn(turn: Any) -> tuple[str, str]:
         role, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
         if role in ROLES and isinstance(text, str):
             return ROLES[role], text
-    raise RowError(f"conversations: {str(turn)[:60]!r} is not a turn with from and value")
+    raise NotARequestError("conversations with a turn that has no text or an unknown role")
 
 
 @row_format(
@@ -121,7 +132,7 @@ def aiperf_turns(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]
         timed = turn.get("timestamp") is not None
         yield TraceRequest(
             id=name,
-            arrival_s=values.seconds("timestamp", unit="ms") if timed else row.second(),
+            arrival_s=stamp_s(values, options) if timed else row.second(),
             input_tokens=text_tokens(messages_text(history), options),
             output_tokens=output,
             messages=tuple(history),
@@ -198,7 +209,8 @@ def prompts(row: SourceRow, options: ReadOptions) -> TraceRequest:
         text = row.get("prompt", "text", "question", "instruction", "content", "input")
         if not isinstance(text, str):
             raise RowError("no prompt; name its column with --map text=COLUMN")
-        fields["text"] = text
+        context = row.get("context")  # the document of a question, as in LongBench
+        fields["text"] = f"{context}\n\n{text}" if isinstance(context, str) else text
     # The answer: its text, or only its length.
     answer = row.get("output", "answer", "response", "completion")
     output = row.whole_or(

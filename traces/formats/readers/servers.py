@@ -27,9 +27,10 @@ VLLM_LINE = re.compile(r"(?:INFO|DEBUG|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d")
 FIRST_YEAR = 2000  # a leap year
 NGINX = re.compile(
     r"(?P<client>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]+)\] "
-    r'"(?P<method>[A-Z]+) (?P<path>\S+)[^"]*"'
+    r'"(?P<request>(?:[^"\\]|\\.)*)"'
     r" (?P<status>\d{3}) (?P<sent>\d+|-)(?P<rest>.*)"
 )
+REQUEST = re.compile(r"(?P<method>[A-Z]+) (?P<path>\S+)")
 ENVOY = re.compile(
     r'\[(?P<time>[0-9TZ:.+-]+)\] "(?P<method>[A-Z]+) (?P<path>\S+)[^"]*" (?P<status>\d+) \S+ '
     r'(?:\S+ \S+ "[^"]*" )?(?P<received>\d+) (?P<sent>\d+) (?P<duration>\d+) \S+ '
@@ -237,14 +238,17 @@ def _nginx_line(row: SourceRow, line: str) -> dict[str, Any]:
     match = NGINX.match(line)
     if match is None:
         raise RowError(f"{shown(line)} is not a line of the combined log format")
+    request = REQUEST.match(match["request"])
+    if request is None:  # scanners send TLS, nothing or words of their own
+        raise NotARequestError("lines whose request is no HTTP")
     more = {pair["key"]: pair["value"] for pair in NUMBERS.finditer(match["rest"])}
     ingress = INGRESS.search(match["rest"])
     if ingress is not None:
         more |= {"request_length": ingress["received"], "request_time": ingress["took"]}
     took = more.get("request_time", more.get("rt"))
     return {
-        "method": match["method"],
-        "path": match["path"],
+        "method": request["method"],
+        "path": request["path"],
         "status": match["status"],
         "user": match["user"],
         "end_s": _nginx_time(match["time"]),

@@ -34,6 +34,7 @@ AIPERF_PROMPT = ("metrics.usage_prompt_tokens.value", "metrics.input_sequence_le
                  "metrics.error_isl.value")  # fmt: skip
 AIPERF_ANSWER = ("metrics.usage_completion_tokens.value", "metrics.output_sequence_length.value",
                  "metrics.output_token_count.value")  # fmt: skip
+AIPERF_START = ("metadata.request_start_ns", "metadata.timestamp_ns")  # the latter until 2025-10
 UNTIMED = (
     "no start_times, so arrivals are not known; repeat the run with --save-detailed of a vLLM that "
     "writes them"
@@ -89,6 +90,12 @@ def _vllm_served(row: SourceRow) -> MeasuredRequest:
 def vllm_bench(row: SourceRow, options: ReadOptions) -> TraceRequest:
     if row.get("start") is None:
         raise RowError(str(row.get("untimed")), fatal=True)
+    if row.facts.memory.setdefault("document", row.number) != row.number:
+        raise RowError(
+            "a second result (--append-result), whose times would overlap the first one's; write "
+            "each result to a file of its own",
+            fatal=True,
+        )
     return TraceRequest(
         id=f"vllm-bench-{next(row.facts.places) + 1}",
         arrival_s=row.number_of("start"),
@@ -145,7 +152,7 @@ def guidellm(row: SourceRow, options: ReadOptions) -> TraceRequest:
     args = row.object("request_args")
     fields = of_body(args.get("body") or args, options)
     if not fields.get("messages") and not fields.get("text"):
-        fields["text"] = row.text("prompt")
+        fields["text"] = row.get("prompt")
     fields["status"] = 500 if row.get("outcome") == "errored" else None
     return build(
         row,
@@ -167,7 +174,7 @@ def _aiperf_served(row: SourceRow) -> MeasuredRequest:
     gaps_s = _seconds(metrics.get("inter_chunk_latency"))
     failed = row.get("error") is not None
     return MeasuredRequest(
-        due_s=row.number_of("metadata.request_start_ns") / 1e9,
+        due_s=row.number_of(*AIPERF_START) / 1e9,
         wait_s=None,
         input_tokens=row.whole_or(0, *AIPERF_PROMPT),
         output_tokens=row.whole_or(None, *AIPERF_ANSWER),
@@ -186,7 +193,7 @@ def _seconds(metric: dict[str, Any] | None) -> Any:
 
 
 def _only_measured(row: SourceRow) -> None:
-    if row.get("metadata.benchmark_phase") not in (None, "profiling"):
+    if row.get("metadata.benchmark_phase", "metadata.credit_phase") not in (None, "profiling"):
         raise NotARequestError("warm-up requests")
 
 
@@ -209,7 +216,7 @@ def aiperf(row: SourceRow, options: ReadOptions) -> TraceRequest:
     code = row.get("error.code")
     return TraceRequest(
         id=name,
-        arrival_s=row.moment("metadata.request_start_ns", unit="ns"),
+        arrival_s=row.moment(*AIPERF_START, unit="ns"),
         input_tokens=row.whole(*AIPERF_PROMPT, least=1),
         output_tokens=row.whole_or(0, *AIPERF_ANSWER),
         session=session if turn or row.get("metadata.conversation_id") else None,

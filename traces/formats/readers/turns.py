@@ -71,6 +71,14 @@ def _blocks(row: SourceRow, input_tokens: int, size: int) -> dict[str, Any]:
         raise RowError(f"{error}; if they have another size, add {option}") from error
 
 
+def stamp_s(row: SourceRow, options: ReadOptions) -> float:
+    """Read `timestamp`, which is in milliseconds unless an option says otherwise."""
+    stamp = row.get("timestamp")
+    if options.time_unit is None and type(stamp) is float and not stamp.is_integer():
+        row.note("timestamps with fractions, read as milliseconds; for seconds: --time-unit s")
+    return row.seconds("timestamp", unit=options.time_unit or "ms")
+
+
 @dataclass(slots=True)
 class _Session:
     """The last turn of a session, which the next turn continues. `delta`: turns lack history."""
@@ -131,7 +139,7 @@ def _turn(
     if row.get("tool_wait_ms") is not None:
         think_s = (think_s or 0.0) + row.seconds("tool_wait_ms", unit="ms")
     if row.get("timestamp") is not None:
-        arrival_s = row.seconds("timestamp", unit="ms")
+        arrival_s = stamp_s(row, options)
     elif before is not None:
         arrival_s = before.last.arrival_s + (think_s or 0.0)
     else:
@@ -157,7 +165,7 @@ def _turn(
 def _prompt(row: SourceRow, options: ReadOptions) -> dict[str, Any]:
     """Read the prompt in one of its four forms, with its length."""
     payload = row.object("payload")
-    messages, text = row.get("messages") or payload.get("messages"), row.text("text_input")
+    messages, text = row.get("messages") or payload.get("messages"), row.get("text_input")
     if messages is not None:
         values = of_body(payload or row.values, options)
         counted = text_tokens(messages_text(values["messages"]), options)
@@ -228,7 +236,7 @@ def _whole(turn: TraceRequest, last: TraceRequest) -> TraceRequest:
 def mooncake(row: SourceRow, options: ReadOptions) -> TraceRequest:
     if "delay" in row.values and "timestamp" not in row.values:
         raise RowError("delay and no timestamp: import this file as mooncake-sessions")
-    arrival_s = row.seconds("timestamp", unit="ms")
+    arrival_s = stamp_s(row, options)
     input_tokens = row.whole("input_length", least=1)
     return TraceRequest(
         id=f"mooncake-{row.number}",
