@@ -4,12 +4,17 @@ All errors of the input are found before the first request is sent. Once sending
 measurements are kept: on Ctrl-C, when a target dies, and when draining takes too long.
 """
 
+from dataclasses import replace
+from secrets import token_hex
+from time import time
+
 from forebay.replay.parts.divide import Part
 from forebay.replay.parts.sender import Sender
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import make_plan
 from forebay.replay.results.commit import Summary, commit
 from forebay.replay.results.folder import RunFolder, check_folder
+from forebay.replay.results.provenance import run_record
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.drain import Stop
 
@@ -27,6 +32,8 @@ async def replay(
     import numpy  # noqa: F401 - bulk recording uses it: import it now, not during the run
 
     check_folder(options.out, force=options.force)
+    if options.salt is None:  # caches of earlier runs hold none of the prompts
+        options = replace(options, salt=token_hex(4))
     plan = await make_plan(options, None if part is None else part.served)
     if part is None:
         plan.print_changes()
@@ -39,6 +46,7 @@ async def replay(
             answers=options.keep_answers,
             metrics=bool(options.metrics),
         ) as folder:
+            folder.begin(run_record(plan, time(), "killed"))
             totals = RunTotals([bucket.name for bucket in options.buckets], plan.slos)
             measured = await sender.run(folder, totals, stop or Stop())
             return commit(plan, folder, totals, measured)

@@ -25,6 +25,7 @@ from forebay.analysis.statistics.quantiles import (
 from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.slo import SESSION, Slo, parse_slos
 from forebay.replay.results.summary import throughput
+from forebay.replay.results.verdict import MOST_UNCOUNTED
 
 LATENCIES = {
     "ttft": "ttft_response_s",
@@ -141,7 +142,7 @@ def figures(
         )
     # Then the figures of the service, as far as the run knows them.
     goodput, attainment = _goodput(run, bucket, slos)
-    prompt, output = (float(np.nansum(run.numbers[name][ok])) for name in TOKENS)
+    prompt, output = (_tokens(run, name, ok) for name in TOKENS)
     return Figures(
         intended=intended,
         answered=answered,
@@ -171,13 +172,20 @@ def _gaps(run: RunData, tag: str, min_beyond: int) -> Percentiles:
     return Percentiles(count, values, None if longest_ms is None else longest_ms / 1e3)
 
 
-def _rates(run: RunData, answered: int, prompt: float, output: float) -> dict[str, float | None]:
+def _tokens(run: RunData, name: str, rows: NDArray[np.bool_]) -> float | None:
+    """Return the tokens of answered requests, or None if too many were not counted."""
+    counts = run.numbers[name][rows]
+    unknown = np.isnan(run.numbers[name]).all()
+    if unknown or np.isnan(counts).sum() > MOST_UNCOUNTED * len(counts):
+        return None
+    return float(np.nansum(counts))
+
+
+def _rates(
+    run: RunData, answered: int, prompt: float | None, output: float | None
+) -> dict[str, float | None]:
     """Throughput by the keys of summary.json. None for tokens that the run does not count."""
-    rates = throughput(answered, prompt, output, busy_s(run) or 0.0)
-    for name in TOKENS:
-        if np.isnan(run.numbers[name]).all():
-            rates[f"{name}_per_s"] = rates["total_tokens_per_s"] = None
-    return rates
+    return throughput(answered, prompt, output, busy_s(run) or 0.0)
 
 
 def recorded_slos(run: RunData) -> tuple[Slo, ...]:

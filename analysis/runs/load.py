@@ -5,11 +5,11 @@ InputError that names the file and the fix.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from forebay.analysis.runs.run import (
     NEEDED,
@@ -24,9 +24,12 @@ from forebay.analysis.runs.run import (
 from forebay.analysis.runs.window import Cut, cut_run
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
+from forebay.replay.results.folder import ROWS, SUMMARY
 from forebay.traces.ground.errors import InputError
+from forebay.traces.reading.containers import MAX_LINE_BYTES, json_value
 
-HISTOGRAMS = (".hlog", ".hgrm")
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def load_run(path: Path, name: str | None = None, unit: str | None = None) -> RunData:
@@ -48,6 +51,8 @@ def load_run(path: Path, name: str | None = None, unit: str | None = None) -> Ru
         return _load_file(whole, name or folder_name(path), number, unit)
     if not path.is_dir():
         raise InputError(f"{path}: not there; give a run folder, as `forebay replay --out` writes")
+    if (path / ROWS).exists() and not (path / SUMMARY).exists():
+        return _unfinished(path, name or folder_name(path))
     summary = _json(path / "summary.json")
     info = _json(path / "run.json")
     numbers, words = _columns(path / "requests.parquet")
@@ -61,6 +66,29 @@ def load_run(path: Path, name: str | None = None, unit: str | None = None) -> Ru
             f"{run.requests:,}; they are not of one run: repeat it"
         )
     return run
+
+
+def _unfinished(path: Path, name: str) -> RunData:
+    """Read the rows of a run that was killed, or is not over yet."""
+    import pyarrow as pa
+
+    from forebay.analysis.runs.sources.rows import row_summary
+
+    file = path / ROWS
+    batches: list[pa.RecordBatch] = []
+    with (
+        suppress(pa.ArrowException, OSError),  # the last rows may be cut
+        pa.memory_map(str(file)) as rows,
+        pa.ipc.open_stream(rows) as stream,
+    ):
+        batches.extend(stream)
+    if not batches:
+        raise InputError(f"{file}: no request had ended; repeat the run")
+    numbers, words = _arrays(file, pa.Table.from_batches(batches))
+    info = _json(path / "run.json.partial")
+    why = f"it did not finish: {len(words['outcome']):,} requests had ended"
+    judged = {"verdict": "interrupted", "verdict_reason": why, "ended": "killed"}
+    return RunData(path, name, row_summary(numbers, words) | judged, info, numbers, words)
 
 
 def _numbered(path: Path) -> tuple[Path, int | None]:
@@ -77,11 +105,14 @@ def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> R
     from forebay.analysis.runs.other_tools import load_result
     from forebay.analysis.runs.sources.proxy_logs import is_proxy_log, load_proxy_log
     from forebay.traces.formats import head_of
+    from forebay.traces.formats.totals import HGRM
 
     head = head_of(path)
     if is_proxy_log(head.first):
         return load_proxy_log(path, name)
-    if path.suffix in HISTOGRAMS or head.line.startswith(("#", '"')):
+    # A log of histograms begins with a comment or its legend. wrk2 prints words before its table.
+    log = path.suffix in (".hlog", ".hgrm") or head.line.startswith(("#", '"'))
+    if log or HGRM.match(head.line):
         from forebay.analysis.runs.sources.histograms import load_histograms
 
         return load_histograms(path, name, unit)
@@ -124,16 +155,21 @@ def _load_all(paths: Sequence[Path], cuts: Sequence[Cut], unit: str | None) -> l
     ]
 
 
+def _check_file(file: Path) -> None:
+    """Raise InputError if a file of a run is not there, or is a pipe or device without an end."""
+    if not file.is_file():
+        why = "no file but a pipe or device" if file.exists() else "missing"
+        raise InputError(f"{file}: {why}; the run did not finish, or this is no run folder")
+
+
 def _json(file: Path) -> Mapping[str, Any]:
+    _check_file(file)
     try:
-        value = orjson.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{file}: missing; the run did not finish, or this is no run folder"
-        ) from error
+        with open(file, "rb") as content:
+            value = json_value(content.read(MAX_LINE_BYTES))
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise InputError(f"{file}: damaged JSON ({error}); repeat the run") from error
     if not isinstance(value, dict):
         raise InputError(f"{file}: holds {type(value).__name__}, not an object; repeat the run")
@@ -144,20 +180,29 @@ def _columns(file: Path) -> tuple[dict[str, Floats], dict[str, Words]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not file.is_file():
-        raise InputError(f"{file}: missing; the run did not finish, or this is no run folder")
+    _check_file(file)
     try:
-        with pq.ParquetFile(file) as parquet:
-            there = set(parquet.schema_arrow.names)
+        there = set(pq.read_schema(file).names)
+        # As dictionaries, equal words are read once.
+        shared = [name for name in WORDS if name in there]
+        with pq.ParquetFile(file, read_dictionary=shared) as parquet:
             if missing := sorted(NEEDED - there):
                 raise InputError(
                     f"{file}: no column {', '.join(missing)}; not the requests of a forebay run"
                 )
             table = parquet.read(columns=[name for name in (*NUMBERS, *WORDS) if name in there])
+            table = table.unify_dictionaries()
     except (pa.ArrowException, OSError) as error:
         line = str(error).partition("\n")[0]
         raise InputError(f"{file}: damaged parquet ({line}); repeat the run") from error
-    # Older runs lack some columns, which are then NaN or empty.
+    return _arrays(file, table)
+
+
+def _arrays(file: Path, table: "pa.Table") -> tuple[dict[str, Floats], dict[str, Words]]:
+    """Return the columns of a table. Older runs lack some, which are then NaN or empty."""
+    import pyarrow as pa
+
+    there = set(table.column_names)
     count = table.num_rows
     numbers, words = {}, {}
     for name in NUMBERS:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import orjson
 
 from forebay.analysis.runs.load import load_run, load_runs
-from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES
+from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES, WARM
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.runs.sources.made_folder import write_folder
 from forebay.replay.plan.slo import parse_slos
@@ -28,7 +28,7 @@ from forebay.replay.results.row import Row
 from forebay.replay.results.summary import RunTotals
 from forebay.traces.ground.errors import InputError
 
-MAY_DIFFER = ("seed",)
+MAY_DIFFER = ("seed", WARM)
 AGREE = (*(label for label in MUST_AGREE if label not in MAY_DIFFER), "targets")
 SIMULATED = ("gpus", "gpu_mix", "policy", "engine", "proxy", "load")  # keys of a simulation's
 TOGETHER = 0.05  # share of the shorter run: nearer starts count as equal

@@ -12,12 +12,15 @@ from urllib.parse import urlsplit
 
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.statistics.units import printable
+from forebay.replay.results.verdict import FAILED, INTERRUPTED, OTHER_LOAD
 from forebay.traces.ground.command_line.plugins import from_lab
 
 LATENCY_TARGETS = "latency targets"
+WARM = "warm caches at the start"
+IN_SUMMARY = (LATENCY_TARGETS, WARM)
 VALID = "valid"
 
-# label: path in run.json, except for the latency targets, which are in summary.json
+# label: path in run.json, or in summary.json for the labels in IN_SUMMARY
 PLACES: dict[str, tuple[str, ...]] = {
     "started": ("started_at",),
     "ended": ("ended",),
@@ -43,6 +46,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "max in flight": ("max_in_flight",),
     "warm-up": ("warmup",),
     LATENCY_TARGETS: ("slos",),
+    WARM: ("warm_caches",),
     "versions": ("versions",),
     "platform": ("platform",),
     "processors": ("cpus",),
@@ -58,14 +62,18 @@ MUST_AGREE = (
     "model",
     "endpoint",
     LATENCY_TARGETS,
+    WARM,
 )
 HASH_SHOWN = 12  # characters of a hash in a sentence
 COMPLETE = "complete"
 LATE = "client-limited"
 LATE_SHARE = 0.1  # with more arrivals late, the load was another than the one asked for
+DELAYS = "; its figures include delays of the client"
+OTHER_CAUSES = (OTHER_LOAD, INTERRUPTED, FAILED)  # verdicts that say nothing about the client
 _MEANINGS = {
     LATE: "the load generator was too slow",
     "cap-limited": "requests waited for --max-in-flight",
+    OTHER_LOAD: "the load was another than the trace's",
 }
 
 
@@ -95,7 +103,7 @@ class RecordedVerdict:
 
 def setting(run: RunData, what: str) -> Any:
     """The value of one of `PLACES`, None if the file lacks it. A merged run has several seeds."""
-    tree = run.summary if what == LATENCY_TARGETS else run.info
+    tree = run.summary if what in IN_SUMMARY else run.info
     value = at_path(tree, PLACES[what])
     parts = at_path(run.info, ("merged", "runs"))
     if what == "seed" and value is None and isinstance(parts, list):
@@ -186,6 +194,8 @@ def _silent(a: RunData, b: RunData) -> list[str]:
 
 def _unrecorded(a: RunData, b: RunData, what: str) -> bool:
     """True if a file of another tool, which records no settings, lacks this one."""
+    if what == WARM and None in (setting(a, what), setting(b, what)):  # an older run
+        return True
     return any("made_by" in run.info and setting(run, what) is None for run in (a, b))
 
 
@@ -201,9 +211,9 @@ def warnings(
     # First what each run says about itself.
     for run, in_doubt in zip((a, b), doubtful, strict=True):
         if in_doubt:
-            reasons.append(
-                f"{run.name}: verdict {verdict(run)}; its figures include delays of the client"
-            )
+            judged = verdict(run)
+            delays = "" if judged.word in OTHER_CAUSES else DELAYS
+            reasons.append(f"{run.name}: verdict {judged}{delays}")
         ended = text_of(setting(run, "ended"))
         if ended not in ("", COMPLETE):
             reasons.append(f"{run.name}: ended by {ended}; its last requests are missing")
@@ -245,7 +255,7 @@ def _shared_cache(a: RunData, b: RunData) -> str | None:
     first, second = (a, b) if at_a < at_b else (b, a)
     return (
         f"{second.name} sent the prompts of {first.name} to {min(both)} again, so its cache may "
-        "have held them; repeat it with --salt NEW"
+        "have held them; repeat it without --salt"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol
 
 import numpy as np
@@ -90,7 +91,7 @@ class HttpTrials:
             trace=rows,
             rate_per_s=rate_per_s,
             seed=part_seed(self.options.seed, part),
-            salt=f"{self.options.salt}search {rate_per_s:g} {part} {self.options.seed}",
+            salt=f"{self.options.salt or token_hex(4)} {rate_per_s:g} {part} {self.options.seed}",
             out=out,
             force=True,
         )
@@ -102,6 +103,8 @@ class HttpTrials:
         run = load_run(out)
         row = trial_of_run(run, rate_per_s, part, self.slos)
         replayed = summary.values
+        for warning in replayed["warnings"]:
+            talk(f"{rate_per_s:g}/s: warning: {warning}")
         if replayed["verdict"] == FAILED:  # a fact about the server, not a doubt about the client
             for line in unanswered_lines(replayed):
                 talk(f"{rate_per_s:g}/s: {line}")

@@ -41,7 +41,7 @@ class Sender:
         self._style = RequestStyle(
             plan.served.model,
             options.endpoint,
-            options.salt,
+            options.salt or "",
             plan.served.own_models,
             options.lengths,
             options.keys,
@@ -168,7 +168,7 @@ class Sender:
             sessions=schedule.arrivals.closed,
             think_s=options.think_s,
             until_s=options.duration_s,
-            history=History(agenda, options.salt) if options.history == "answers" else None,
+            history=History(agenda, options.salt or "") if options.history == "answers" else None,
         )
 
     async def _send_all(self, dispatch: Dispatch, sessions: SessionLoop | None, stop: Stop) -> str:

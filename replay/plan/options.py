@@ -97,12 +97,12 @@ class ReplayOptions:
     ] = None
     metrics: tuple[str, ...] = ()
     salt: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="a new salt makes prompts that no cache has seen; an old salt meets the caches "
-            "of its last run"
+            help="seed of made prompts; default: a new one, which no cache has seen. An old salt "
+            "meets the caches of its last run"
         ),
-    ] = ""
+    ] = None
     max_model_len: Annotated[
         int | None, typer.Option(help="context limit in tokens, if lower than the target's own")
     ] = None

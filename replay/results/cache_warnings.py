@@ -43,8 +43,8 @@ def cache_warnings(
         return []
     return [
         f"the caches were warm: {cached:,} of {prompt:,} prompt tokens were found in them, but "
-        f"the prompts of this run share {shared:,} at most; --salt NEW makes prompts that no "
-        "cache has seen"
+        f"the prompts of this run share {shared:,} at most; without --salt "
+        "each run has prompts that no cache has seen"
     ]
 
 

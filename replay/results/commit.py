@@ -37,10 +37,13 @@ def commit(plan: ReplayPlan, folder: RunFolder, totals: RunTotals, measured: Mea
         closed=bool(plan.schedule.arrivals.closed),
         scale=plan.options.time_scale,
         ended=ended,
+        exact=plan.options.lengths == "exact",
     )
     summary["ended"] = ended
     counted = totals.counted_input_tokens
-    summary["warnings"] = cache_warnings(plan.source, measured.sent, counted, summary)
+    warm = cache_warnings(plan.source, measured.sent, counted, summary)
+    summary["warm_caches"] = bool(warm)
+    summary["warnings"] += warm
     record = run_record(plan, measured.started_unix_s, ended) | {"nodes": list(measured.nodes)}
     folder.commit(record, summary)
     return Summary(summary, folder.path, ended)

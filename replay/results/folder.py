@@ -1,14 +1,15 @@
 """Write the folder of a run: files that get their names only when the run is over.
 
     latency.hlog      HdrHistogram interval log, one line a second and tag
-    requests.parquet  one row for each request
+    requests.parquet  one row for each request; until the end an Arrow stream, with the rows so far
     run.json          everything needed to repeat the run
     summary.json      results, written last, so that it marks a complete run
     answers.jsonl     the text of each complete answer, if requested
     metrics.parquet   the servers' /metrics each second, if requested
 
-During the run they are named `*.partial`. A folder that already has a run is an error before
-any request is sent, and a failed run leaves the old run unchanged.
+During the run they are named `*.partial`. If the process is killed, the rows of the last second but
+one are in it, and `report` reads them. A folder that already has a run is an error before any
+request is sent, and a failed run leaves the old run unchanged.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from forebay.traces.ground.errors import InputError
 
 HLOG = "latency.hlog"
 TABLE = "requests.parquet"
+ROWS = "requests.arrow.partial"
 RUN = "run.json"
 SUMMARY = "summary.json"
 FILES = (HLOG, TABLE, RUN, SUMMARY)
@@ -36,6 +38,7 @@ ANSWERS = "answers.jsonl"
 METRICS = "metrics.parquet"
 OPTIONAL = (ANSWERS, METRICS)
 GROUP_ROWS = 1_000
+_INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 _TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 _VALUES = attrgetter(*Row.__slots__)
 _DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backend", "said"]
@@ -77,9 +80,9 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
-                self._partial(HLOG), "w", encoding="utf-8", newline="\n"
+                self._partial(HLOG), "w", encoding="utf-8", newline="\n", buffering=1
             )
-            self.table = TableWriter(self._partial(TABLE))
+            self.table = TableWriter(self._partial(TABLE), folder / ROWS)
             if answers:
                 self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
             if metrics:
@@ -108,13 +111,16 @@ class RunFolder:
         if isinstance(error, OSError):
             raise _not_written(self.path, error) from error
 
+    def begin(self, run: dict[str, Any]) -> None:
+        """Write how the run is made, for readers of a run whose process is killed."""
+        self._partial(RUN).write_bytes(orjson.dumps(run, option=_INDENTED))
+
     def commit(self, run: dict[str, Any], summary: dict[str, Any]) -> None:
         """Complete the files and give each its name."""
         self.hlog.close()
         self.table.close()
-        options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        self._partial(RUN).write_bytes(orjson.dumps(run, option=options))
-        self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=options))
+        self._partial(RUN).write_bytes(orjson.dumps(run, option=_INDENTED))
+        self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=_INDENTED))
         (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table next to an old summary
         for name in OPTIONAL:
             (self.path / name).unlink(missing_ok=True)
@@ -133,6 +139,8 @@ class RunFolder:
         for name in (*FILES, *OPTIONAL):
             with suppress(OSError):
                 self._partial(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.path / ROWS).unlink(missing_ok=True)
 
     def _partial(self, name: str) -> Path:
         return self.path / f"{name}.partial"
@@ -148,13 +156,19 @@ async def _turn() -> None:
 
 
 class TableWriter:
-    """Writes `requests.parquet` in row groups. Rows stay in memory until a group is full."""
+    """Writes rows to an Arrow stream, which can be read at any time, and at the end to Parquet.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the Parquet file.
+        rows: the stream, which `close` deletes.
+    """
+
+    def __init__(self, path: Path, rows: Path) -> None:
         import pyarrow
         import pyarrow.parquet
 
         self._arrow: Any = pyarrow
+        self._path, self._stream_path = path, rows
         self._rows: list[tuple[Any, ...]] = []
         fields = []
         for name, annotation in get_type_hints(Row).items():
@@ -162,21 +176,20 @@ class TableWriter:
             arrow_type = getattr(pyarrow, _TYPES[kinds[0]])()
             fields.append(pyarrow.field(name, arrow_type, nullable=NoneType in kinds))
         self._schema = pyarrow.schema(fields)
-        self._writer: Any = pyarrow.parquet.ParquetWriter(
-            str(path), self._schema, compression="zstd", use_dictionary=_DICTIONARY
-        )
+        path.touch()  # a folder that cannot be written is an error before the run
+        self._file: BinaryIO = open(rows, "wb")  # noqa: SIM115 - closed in `abandon`
+        self._writer: Any = pyarrow.ipc.new_stream(self._file, self._schema)
 
     def add(self, row: Row) -> None:
         self._rows.append(_VALUES(row))
 
-    async def write_full_groups(self, turn: Callable[[], Awaitable[None]] = _turn) -> None:
-        """Write all full row groups, with a turn of the event loop before each column.
+    async def write_rows(self, turn: Callable[[], Awaitable[None]] = _turn) -> None:
+        """Write the rows so far, with a turn of the event loop before each column.
 
-        Rows stay in memory until their group is written. So a cancellation loses no row, and
-        `close` writes them.
+        Rows stay in memory until they are written. So a cancellation loses no row, and `close`
+        writes them.
         """
-        while len(self._rows) >= GROUP_ROWS:
-            rows = self._rows[:GROUP_ROWS]
+        while rows := self._rows[:GROUP_ROWS]:
             columns = []
             for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
                 await turn()
@@ -184,40 +197,49 @@ class TableWriter:
             await self._write_beside(columns)
 
     async def _write_beside(self, columns: list[Any]) -> None:
-        """Write the first row group in a thread: in its 2 ms, no request could be sent."""
+        """Write the first rows in a thread: while the disk is slow, no request could be sent."""
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualClockLoop):  # time would stand still
             self._write(columns)
-            del self._rows[:GROUP_ROWS]
+            del self._rows[: len(columns[0])]
             return
         writing = loop.run_in_executor(None, self._write, columns)
         try:
             await asyncio.shield(writing)
-        finally:  # a cancellation must leave no group half written or to be written twice
+        finally:  # a cancellation must leave no rows half written or to be written twice
             await writing
-            del self._rows[:GROUP_ROWS]
+            del self._rows[: len(columns[0])]
 
     def close(self) -> None:
-        """Write the remaining rows and the footer. A second call does nothing."""
+        """Write the remaining rows, and the Parquet file. A second call does nothing."""
         if self._writer is None:
             return
         if self._rows:
-            self._write(
-                [
-                    self._arrow.array(values, type=field.type)
-                    for values, field in zip(
-                        zip(*self._rows, strict=True), self._schema, strict=True
-                    )
-                ]
-            )
+            columns = zip(zip(*self._rows, strict=True), self._schema, strict=True)
+            self._write([self._arrow.array(values, type=field.type) for values, field in columns])
             self._rows = []
         self.abandon()
+        self._write_parquet()
+        self._stream_path.unlink()
 
     def abandon(self) -> None:
-        """Close the file without the remaining rows."""
+        """Close the stream without the remaining rows."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            with self._file:
+                writer.close()
 
     def _write(self, columns: list[Any]) -> None:
         self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))
+        self._file.flush()
+
+    def _write_parquet(self) -> None:
+        """Copy the stream, which is mapped into memory, to Parquet."""
+        with self._arrow.memory_map(str(self._stream_path)) as rows:
+            self._arrow.parquet.write_table(
+                self._arrow.ipc.open_stream(rows).read_all(),
+                str(self._path),
+                row_group_size=GROUP_ROWS,
+                compression="zstd",
+                use_dictionary=_DICTIONARY,
+            )

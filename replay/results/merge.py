@@ -68,7 +68,7 @@ async def merge_parts(
         folder.table.add(row)
         totals.add(row)
         if number % GROUP_ROWS == GROUP_ROWS - 1:
-            await folder.table.write_full_groups()
+            await folder.table.write_rows()
     if folder.answers is not None:
         _join([place / ANSWERS for place in places], folder.answers)
     writer = HlogWriter(folder.hlog, started_unix_s, comments)

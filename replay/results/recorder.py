@@ -113,7 +113,9 @@ class Recorder:
         A cancellation at any step loses no request and writes no request twice.
         """
         await _in_turns(chain(self._record_steps(), self.log.flush_steps(now_s)), spare)
-        await self._table.write_full_groups(spare.turn)
+        await self._table.write_rows(spare.turn)
+        if self._answers is not None:
+            self._answers.flush()
 
     async def catch_up(self, spare: SpareTime) -> None:
         """Record the requests that have ended so far, in small steps like `flush`."""

@@ -20,6 +20,7 @@ class Row:
     bucket: length bucket of the prompt.
     session, tenant, document: as in the trace.
     input_tokens: prompt length that the trace asks for.
+    asked_tokens: answer length that the trace asks for.
     prompt_tokens, output_tokens, cached_tokens: as the server counted them.
     intended_s: when the request was due.
     sent_s: when it was sent.
@@ -53,6 +54,7 @@ class Row:
     tenant: str | None
     document: str | None
     input_tokens: int
+    asked_tokens: int | None
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None
@@ -100,6 +102,7 @@ def row_of(
         tenant=request.tenant,
         document=request.document,
         input_tokens=request.input_tokens,
+        asked_tokens=request.output_tokens,
         prompt_tokens=exchange.prompt_tokens,
         cached_tokens=exchange.cached_tokens,
         output_tokens=exchange.output_tokens,
@@ -150,6 +153,7 @@ def row_with(
         "document": request.document,
         "task": task,
         "input_tokens": request.input_tokens,
+        "asked_tokens": request.output_tokens,
     }
     return Row(**{**_UNDEFINED, **described, **values})
 

@@ -14,7 +14,14 @@ from typing import Any
 from forebay.replay.plan.slo import Slo, meets, session_limit_s
 from forebay.replay.plan.tasks import TaskTimes
 from forebay.replay.results.row import Row
-from forebay.replay.results.verdict import Lateness, judge_answers, lag_limit_s
+from forebay.replay.results.verdict import (
+    INTERRUPTED,
+    MOST_UNCOUNTED,
+    Lateness,
+    Lengths,
+    judge_answers,
+    lag_limit_s,
+)
 from forebay.traces.ground.hlog import Total, add_into, new_histogram, to_us
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -89,13 +96,19 @@ def highest_firm(figures: Mapping[str, Any], name: str) -> tuple[str, Any]:
     return "max", figures["max"]
 
 
-def throughput(completed: int, prompt: float, output: float, seconds: float) -> dict[str, Any]:
-    """Return completed requests and their tokens, divided by the seconds to the last answer."""
+def throughput(
+    completed: int, prompt: float | None, output: float | None, seconds: float
+) -> dict[str, Any]:
+    """Return completed requests and their tokens, divided by the seconds to the last answer.
+
+    Tokens are None if they were not counted.
+    """
+    total = None if prompt is None or output is None else prompt + output
+    counts = {"requests": completed, "prompt_tokens": prompt, "output_tokens": output,
+              "total_tokens": total}  # fmt: skip
     return {
-        "requests_per_s": _ratio(completed, seconds),
-        "prompt_tokens_per_s": _ratio(prompt, seconds),
-        "output_tokens_per_s": _ratio(output, seconds),
-        "total_tokens_per_s": _ratio(prompt + output, seconds),
+        f"{name}_per_s": None if count is None else _ratio(count, seconds)
+        for name, count in counts.items()
     }
 
 
@@ -132,8 +145,10 @@ class RunTotals:
         self.failed: Counter[str] = Counter()
         self.last_done_s = 0.0
         self.lateness = Lateness(lag_limit_s(slos))
+        self.lengths = Lengths()
         self._slos = tuple(slos)
         self._intended: Counter[str] = Counter()
+        self._unsent: Counter[str] = Counter()
         self._good: Counter[str] = Counter()
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
@@ -185,6 +200,7 @@ class RunTotals:
             self._rejects.with_retry_after += row.retry_after_s is not None
         else:
             self.failed[row.reason or "unknown"] += 1
+            self._unsent[row.bucket] += row.reason == "never_sent"
 
     def _completed(self, row: Row) -> None:
         self.completed += 1
@@ -192,6 +208,7 @@ class RunTotals:
         self._done_output_tokens += row.output_tokens or 0
         self._estimated += row.tokens_estimated or False
         self._without_output += row.first_s is None
+        self.lengths.add(row)
         values = {
             "ttft": row.ttft_response_s,
             "e2e": row.e2e_response_s,
@@ -212,6 +229,7 @@ class RunTotals:
         closed: bool,
         scale: float,
         ended: str = "complete",
+        exact: bool = True,
     ) -> dict[str, Any]:
         """Make the summary.
 
@@ -221,10 +239,12 @@ class RunTotals:
             closed: True for a closed loop, in which requests are due when a slot is free.
             scale: seconds of the run in one wall second.
             ended: complete, interrupted or drain timeout.
+            exact: answers were to have the lengths of the trace.
         """
         # A run that lost its requests is judged before its lateness.
         window_s = window_s or self.last_done_s
         lost = judge_answers(self.requests, self.completed, self.rejected, self.failed, ended)
+        lost = lost or (self.lengths.judge() if exact else None)
         judged = lost or self.lateness.judge(closed=closed)
         tasks_s = self._tasks.seconds()
         by_bucket = self._good.copy()
@@ -232,6 +252,7 @@ class RunTotals:
             if tasks_s[task] <= self._session_limit_s:
                 by_bucket += in_time
         good = by_bucket.total()
+        judged_by_bucket = self._intended - (self._unsent if ended == INTERRUPTED else Counter())
         figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
@@ -243,17 +264,17 @@ class RunTotals:
             "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
             **throughput(
                 self.completed,
-                self._done_prompt_tokens,
-                self._done_output_tokens,
+                self._known(self._done_prompt_tokens, self.lengths.uncounted_prompts),
+                self._known(self._done_output_tokens, self.lengths.uncounted),
                 self.last_done_s,
             ),
             "goodput_per_s": _ratio(good, window_s),
             "goodput_by_bucket_per_s": {
                 name: _ratio(by_bucket[name], window_s) for name in self._seen()
             },
-            "attainment": _ratio(good, self.requests),
+            "attainment": _ratio(good, judged_by_bucket.total()),
             "attainment_by_bucket": {
-                name: _ratio(by_bucket[name], self._intended[name]) for name in self._seen()
+                name: _ratio(by_bucket[name], judged_by_bucket[name]) for name in self._seen()
             },
             "requests_by_bucket": {name: self._intended[name] for name in self._seen()},
             "slos": [str(slo) for slo in self._slos],
@@ -266,6 +287,9 @@ class RunTotals:
             "verdict": judged.word,
             "verdict_reason": judged.reason,
             "verdict_at_s": judged.at_s,
+            "warnings": [
+                line for line in self.lengths.warnings(exact=exact) if line != judged.reason
+            ],
             "late_arrivals": self.lateness.late,
             "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
             "reject_ms": {
@@ -283,6 +307,9 @@ class RunTotals:
         figures |= task_figures(tasks_s.values())
         figures["ttft_ms_failures_as_inf"] = self._distributions(totals, "ttft_response", True)
         return figures
+
+    def _known(self, tokens: int, uncounted: int) -> int | None:
+        return None if uncounted > MOST_UNCOUNTED * self.completed else tokens
 
     def _first_words(self) -> list[dict[str, Any]]:
         """Return the kinds of unanswered requests, the most frequent first, with first words."""

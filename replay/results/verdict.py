@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forebay.replay.plan.slo import Slo
+from forebay.replay.results.row import Row
 
 LEAST_LIMIT_S = 0.010
 SLO_SHARE = 0.01
@@ -16,6 +17,10 @@ LATE_SHARE = 0.01
 MOST_LOST = 0.5  # share of requests that may fail or stay unsent: the others then show little
 FAILED = "failed"
 INTERRUPTED = "interrupted"
+OTHER_LOAD = "other-load"
+SAID_FROM = 0.05  # share of the asked tokens by which a load may differ unsaid
+MOST_UNCOUNTED = 0.01  # share of answers without usage: with more, a run has no rate of tokens
+FEW_TOKENS = 64  # tokens of a chat template in each prompt, which no trace counts
 
 
 def lag_limit_s(slos: Sequence[Slo]) -> float:
@@ -25,8 +30,9 @@ def lag_limit_s(slos: Sequence[Slo]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """The verdict on a run: `word` is valid, failed, interrupted, client-limited or cap-limited.
+    """The verdict on a run.
 
+    `word` is valid, failed, interrupted, other-load, client-limited or cap-limited.
     `at_s` is the second of the run from which it is not valid.
     """
 
@@ -63,6 +69,75 @@ def judge_answers(
         why = ", ".join(f"{name} {count:,}" for name, count in failed.items())
         return RunVerdict(FAILED, f"{lost:,} of {requests:,} requests were lost: {why}")
     return None
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Compares the tokens that complete requests asked for with the tokens that servers counted."""
+
+    counted: int = 0
+    asked_tokens: int = 0
+    got_tokens: int = 0
+    off_tokens: int = 0
+    differing: int = 0
+    uncounted: int = 0
+    prompts: int = 0
+    uncounted_prompts: int = 0
+    trace_tokens: int = 0
+    prompt_tokens: int = 0
+
+    def add(self, row: Row) -> None:
+        """Add a complete request."""
+        if row.prompt_tokens is None:
+            self.uncounted_prompts += 1
+        else:
+            self.prompts += 1
+            self.trace_tokens += row.input_tokens
+            self.prompt_tokens += row.prompt_tokens
+        if row.output_tokens is None:
+            self.uncounted += row.first_s is not None
+        elif row.asked_tokens is not None:
+            planned = max(1, row.asked_tokens)  # no request asks for an answer of 0 tokens
+            self.counted += 1
+            self.asked_tokens += planned
+            self.got_tokens += row.output_tokens
+            self.off_tokens += abs(row.output_tokens - planned)
+            self.differing += row.output_tokens != planned
+
+    def judge(self) -> RunVerdict | None:
+        """Return the verdict on answers that are far from the asked lengths, else None."""
+        if self.off_tokens <= MOST_LOST * self.asked_tokens:
+            return None
+        return RunVerdict(OTHER_LOAD, self._answers())
+
+    def warnings(self, *, exact: bool) -> list[str]:
+        """Return a line for each difference from the trace.
+
+        `exact`: answers were to have the lengths of the trace.
+        """
+        said = []
+        if exact and self.off_tokens > SAID_FROM * self.asked_tokens:
+            said.append(self._answers())
+        off = abs(self.prompt_tokens - self.trace_tokens)
+        if off > SAID_FROM * self.trace_tokens and off > FEW_TOKENS * self.prompts:
+            said.append(
+                f"prompts have {self.prompt_tokens / self.prompts:,.0f} tokens by the servers' "
+                f"count and {self.trace_tokens / self.prompts:,.0f} by the trace's (means)"
+            )
+        if self.uncounted:
+            said.append(
+                f"{self.uncounted:,} answers came without usage: their tokens are not counted, "
+                "they have no TPOT, and ITL takes each event as one token"
+            )
+        return said
+
+    def _answers(self) -> str:
+        got, planned = self.got_tokens / self.counted, self.asked_tokens / self.counted
+        return (
+            f"answers have {got:,.0f} of {planned:,.0f} tokens (means), "
+            f"{got / planned * 100:.0f} % of the trace's length; "
+            f"{self.differing:,} of {self.counted:,} differ"
+        )
 
 
 @dataclass(slots=True)

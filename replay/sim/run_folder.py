@@ -53,7 +53,7 @@ def keep(
             log_row(log, row)
         for row in rows:
             run.table.add(row)
-        asyncio.run(run.table.write_full_groups())
+        asyncio.run(run.table.write_rows())
         log.close(end_s)
         run.commit(_record(case, simulated, summary), summary)
 

@@ -154,7 +154,7 @@ def test_warm_caches_are_said_in_one_line(
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
     assert line.startswith("forebay replay: the caches were warm: 800 of 1,600 prompt tokens ")
-    assert "--salt NEW" in line
+    assert "without --salt each run" in line
     assert line == f"forebay replay: {orjson.loads(said.out)['warnings'][0]}"
 
 

@@ -5,6 +5,7 @@ the WHATWG event stream: lines end in LF, CRLF or CR, an empty line ends an even
 with a colon. The size of an event is bounded, so that an endless event cannot fill the memory.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ MAX_EVENT_BYTES = 4 << 20
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DATA = re.compile(rb"(?:^|[\r\n])data:")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class MalformedStream(Exception):
@@ -168,7 +170,7 @@ def event_body(payload: bytes) -> dict[str, Any]:
 def read_object(data: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a server sent, or None if it is not an object.
 
-    Servers write NaN, Infinity and a byte order mark, and most clients read them.
+    Servers write NaN, Infinity, a byte order mark and half a character, and most clients read them.
     """
     try:
         value = orjson.loads(data)
@@ -176,8 +178,19 @@ def read_object(data: bytes) -> dict[str, Any] | None:
         try:
             value = from_json(data.removeprefix(BYTE_ORDER_MARK), allow_inf_nan=True)
         except ValueError:
-            return None
+            value = _with_half_characters(data)
     return value if isinstance(value, dict) else None
+
+
+def _with_half_characters(data: bytes) -> Any:
+    """Parse JSON in which a surrogate stands alone, which becomes a question mark."""
+    if _SURROGATE.search(data) is None:
+        return None
+    try:
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        return from_json(text.encode("utf-8", "replace"), allow_inf_nan=True)
+    except (ValueError, RecursionError):
+        return None
 
 
 def event_of(body: dict[str, Any]) -> StreamEvent:

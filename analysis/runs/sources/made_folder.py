@@ -30,7 +30,7 @@ def write_folder(run: RunData, folder: Path) -> None:
             output.table.add(row)
             totals.add(row)
             log_row(log, row)
-        asyncio.run(output.table.write_full_groups())
+        asyncio.run(output.table.write_rows())
         end_s = run.number("duration_s") or 0.0
         log.close(end_s)
         window_s = run.number("window_s") or end_s

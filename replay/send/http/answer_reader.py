@@ -10,14 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import httptools
-import orjson
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.send.http import outcome
 from forebay.replay.send.http.connection import HttpConnection
 from forebay.replay.send.http.exchange import ClientExchange, ProgressWatch
 from forebay.replay.send.http.framing import KEPT, ChunkedBody, MalformedAnswer, plain_head
-from forebay.traces.ground.sse import EventScanner, MalformedStream, event_body, event_of
+from forebay.traces.ground.sse import (
+    EventScanner,
+    MalformedStream,
+    event_body,
+    event_of,
+    read_object,
+)
 from forebay.traces.ground.token_forms import TokenForms, token_forms
 
 MAX_ERROR_BYTES = 64 << 10
@@ -221,8 +226,8 @@ class AnswerReader:
                 if exchange.outcome == "ok":
                     self._learned = None
                     break
-        except MalformedStream:
-            exchange.fail("malformed")
+        except MalformedStream as error:
+            exchange.fail("malformed", str(error))
             return False
         return True
 
@@ -265,7 +270,7 @@ class AnswerReader:
         if len(self._body) <= self._most:
             return True
         if self.exchange.status == 200:
-            self.exchange.fail("malformed")
+            self.exchange.fail("malformed", f"an answer of more than {self._most} bytes")
         else:
             self._refused()
         return False
@@ -284,7 +289,7 @@ class AnswerReader:
         try:
             event = event_of(event_body(raw))
         except MalformedStream:
-            exchange.fail("malformed")
+            exchange.fail("malformed", "the answer is not a JSON object")
             return
         counted = _usage(event.usage, exchange) if event.usage is not None else None
         if event.error is not None:
@@ -348,7 +353,7 @@ def _plain_token(body: dict[str, Any]) -> str:
 def answer_text(payload: bytes) -> str:
     """Return the text of the first choice of an event, or of an answer in one piece."""
     try:
-        choice = orjson.loads(payload)["choices"][0]
+        choice = (read_object(payload) or {})["choices"][0]
         message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
         return str(message.get("content") or "")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):

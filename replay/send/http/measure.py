@@ -37,7 +37,8 @@ DEFINITIONS = {
     "stall": "largest icl of a request",
     "queue_wait": "x-forebay-queue-ms of completed requests",
     "goodput": "requests that met every SLO (response time) / seconds arrivals went on",
-    "attainment": "requests that met every SLO / intended (rejected, failed and never sent missed)",
+    "attainment": "requests that met every SLO / intended (rejected, failed and never sent missed; "
+    "of a run that was stopped, those that were sent)",
     "hit_ratio": "sum of cached_tokens / sum of prompt_tokens",
     "percentiles": "nearest rank from HdrHistograms of completed requests; null without samples, "
     "not to be trusted with fewer than 10 beyond; 'inf' where failures count as +inf",
@@ -121,8 +122,10 @@ def measure(
     single = events.estimated and events.counted == len(at)
     first = at[0] if at else None
     last = at[-1] if at else None
-    total = output_tokens if output_tokens is not None else events.counted
-    after_first = total - (1 if single else events.tokens[0]) if at else 0
+    total = output_tokens
+    if total is None and not events.estimated:
+        total = events.counted
+    after_first = total - (1 if single else events.tokens[0]) if at and total is not None else 0
     # TPOT leaves out the tokens of the first event.
     tpot = None
     if first is not None and last is not None and after_first > 0 and gaps:

@@ -472,7 +472,7 @@ class TestComparison:
         assert [text.split()[0] for text in found] == ([second] if second else [])
         for text in found:
             assert "to 127.0.0.1:8001 again" in text
-            assert "--salt NEW" in text
+            assert "repeat it without --salt" in text
 
     @pytest.mark.parametrize(
         "differs",
@@ -503,7 +503,8 @@ class TestComparison:
     @pytest.mark.parametrize(
         ("info", "words"),
         [
-            ({"salt": "", "warmup": 0, "max_in_flight": 10_000, "max_model_len": None}, ""),
+            ({"warmup": 0, "max_in_flight": 10_000, "max_model_len": None}, ""),
+            ({"salt": ""}, "--salt ''"),
             ({"salt": "a b"}, "--salt 'a b'"),
             ({"max_model_len": 8192}, "--max-model-len 8192"),
             ({"max_in_flight": 16}, "--max-in-flight 16"),

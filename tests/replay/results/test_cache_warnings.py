@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.analysis.compare.compare import compare
+from forebay.analysis.compare.headline import headline
+from forebay.analysis.runs.load import load_run
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -160,12 +163,14 @@ def warnings(runs: list[Summary]) -> list[list[str]]:
 def test_a_second_run_says_that_it_met_warm_caches(tmp_path: Path) -> None:
     trace = [asking(number, (0, 1, 2, 10 + number), tail=64) for number in range(20)]
     runs = replays(tmp_path, trace, {}, {}, {"salt": "b"}, {"salt": "b"}, {"salt": "c"})
-    assert [len(found) for found in warnings(runs)] == [0, 1, 0, 1, 0]
-    (line,) = runs[1].values["warnings"]
+    assert [len(found) for found in warnings(runs)] == [0, 0, 0, 1, 0]
+    (line,) = runs[3].values["warnings"]
+    cold, warm = (load_run(one.folder) for one in runs[2:4])
+    assert "the runs differ in warm caches at the start" in headline(compare(cold, warm)).summary
     assert "\n" not in line
     assert line.startswith("the caches were warm: 31,")
     assert "of 32,000 prompt tokens" in line
-    assert f"share {19 * 3 * 512:,} at most; --salt NEW" in line
+    assert f"share {19 * 3 * 512:,} at most; without --salt" in line
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -180,7 +185,7 @@ def test_only_what_was_sent_explains_hits(tmp_path: Path) -> None:
     """The rows that share come after the cut; the ones before it share nothing."""
     alone = [asking(number, (number, 100 + number)) for number in range(10)]
     sharing = [asking(number, (50, 51, 52, 53)) for number in range(10, 60)]
-    cut = {"duration_s": 1.0}
+    cut = {"duration_s": 1.0, "salt": "a"}
     assert [len(found) for found in warnings(replays(tmp_path, alone + sharing, cut, cut))] == [
         0,
         1,
@@ -190,7 +195,7 @@ def test_only_what_was_sent_explains_hits(tmp_path: Path) -> None:
 def test_rows_that_were_dropped_explain_nothing(tmp_path: Path) -> None:
     alone = [asking(number, (number, 100 + number)) for number in range(10)]
     long = [asking(number, range(1000, 1100)) for number in range(10, 20)]
-    drop = {"too_long": "drop", "max_model_len": 2000}
+    drop = {"too_long": "drop", "max_model_len": 2000, "salt": "a"}
     assert [len(found) for found in warnings(replays(tmp_path, alone + long, drop, drop))] == [0, 1]
     cut = {"too_long": "truncate", "max_model_len": 2000, "salt": "b"}
     runs = replays(tmp_path / "cut", long, cut, cut)

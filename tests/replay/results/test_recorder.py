@@ -31,7 +31,7 @@ def answered(number: int) -> tuple[TraceRequest, ClientExchange]:
     exchange = ClientExchange(f"x-{number}", number / 1000, sent_s=number / 1000, queue_ms=1.0)
     for gap_s in (0.1, 0.2):
         exchange.events.add(exchange.intended_s + gap_s)
-    exchange.done_s = exchange.intended_s + 0.2
+    exchange.done_s, exchange.output_tokens = exchange.intended_s + 0.2, 2
     exchange.ok()
     return request, exchange
 
