@@ -223,7 +223,8 @@ def _worse(words: "Sequence[Headline]") -> list[str]:
     for said in words:
         if said.mood == "doubtful":
             doubts = said.summary.partition(DOUBTS)[2]
-            lines.append(f"--fail-if-worse: the runs cannot be compared: {doubts}")
+            why = f"the runs cannot be compared: {doubts}" if doubts else said.summary
+            lines.append(f"--fail-if-worse: {why}")
         elif said.mood in ("worse", "mixed"):
             lines.append(f"--fail-if-worse: {said.summary}")
     return lines

@@ -62,6 +62,7 @@ class Comparison:
         headline_keys: the latency that stands for each bucket, such as ttft_p99. E2E where no TTFT
             is known, None with too few samples.
         paired: buckets whose requests are the same in both runs.
+        unlike: settings that differ, so that the loads do.
         doubts: reasons why the figures may not describe the servers alone.
         footnotes: delays of a client that change no conclusion.
     """
@@ -78,6 +79,7 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     footnotes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
     def line(self, section: str, key: str | None) -> ComparisonRow | None:
         for line in self.lines:
@@ -182,14 +184,15 @@ def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int)
     for bucket in buckets:
         of_a, of_b = a.of[bucket], b.of[bucket]
         # Each bucket has one latency and one percentile that both runs can give.
-        latency = _headline_latency(of_a, of_b)
+        latency = latency_of(of_a, of_b)
         percentile = _headline_percentile(of_a, of_b, latency)
         headline_keys[bucket] = key = percentile and f"{latency}_{percentile}"
         intervals = share_intervals(of_a, of_b)
         slow = paired(a, b, bucket, LATENCIES[latency])
         if slow is not None:
             pairs.append(bucket)
-        if percentile and key and a.run is not b.run:
+        timed = all(side.run.info.get("timed", True) for side in (a, b))
+        if percentile and key and a.run is not b.run and timed:
             in_a, in_b = slow or [_in_order(side, bucket, LATENCIES[latency]) for side in (a, b)]
             share = SHARES[percentile]
             intervals[key] = ratio_interval(in_a, in_b, share, paired=slow is not None)
@@ -207,10 +210,10 @@ def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int)
     )
 
 
-def _headline_latency(a: Figures, b: Figures) -> str:
-    """TTFT, or E2E where neither run has one, such as histograms of another program."""
-    there = [side.latency["ttft"].count for side in (a, b)]
-    return "ttft" if any(there) or not a.latency["e2e"].count else "e2e"
+def latency_of(*sides: Figures) -> str:
+    """TTFT, or E2E where no run has one, such as histograms of another program."""
+    there = [side.latency["ttft"].count for side in sides]
+    return "ttft" if any(there) or not sides[0].latency["e2e"].count else "e2e"
 
 
 def _headline_percentile(a: Figures, b: Figures, latency: str) -> str | None:
@@ -262,6 +265,7 @@ def _with_doubts(comparison: Comparison) -> Comparison:
         warnings=tuple(warnings(a, b, (doubtful_a, doubtful_b), judged_anew)),
         doubts=tuple(doubts),
         footnotes=tuple(footnotes),
+        unlike=tuple(unlike),
     )
 
 

@@ -5,12 +5,12 @@ server that rejects many requests answers the rest fast, so latency alone never 
 goodput, the share of answered requests is used. It ends with the unanswered requests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from forebay.analysis.compare.compare import Comparison
-from forebay.analysis.compare.figures import Figures
+from forebay.analysis.compare.compare import Comparison, latency_of
+from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.lines import WHOLE_RUN, Better, ComparisonRow, FigureKind, line_of
 from forebay.analysis.runs.provenance import setting
 from forebay.analysis.statistics.share_intervals import share_ratio_interval
@@ -19,6 +19,7 @@ from forebay.analysis.statistics.units import NONE, durations, listed, rates, sh
 Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs
 LEFT_OUT_SHARE = 0.01  # with more unanswered, the summary adds "of answered requests"
 DOUBTS = "Treat with care: "  # in front of the reasons why two runs cannot be compared
+APART = "The runs cannot be compared: "
 SHOWN_SHARE = 0.001  # a smaller share of unanswered requests is only in the table
 # A latency that stands for a bucket, in short and in full.
 NAMES = {"ttft": ("TTFT", "time to first token"), "e2e": ("E2E", "end-to-end latency")}
@@ -37,7 +38,7 @@ class Headline:
 def headline(comparison: Comparison) -> Headline:
     """Summarise `comparison`. A run and itself give sentences on this single run."""
     if comparison.a is comparison.b:
-        alone = _single(comparison.a.of)
+        alone = _single(comparison.a)
         return Headline("none", " ".join(alone), tuple(alone))
     judged: list[tuple[str, ComparisonRow]] = []
     points: list[str] = []
@@ -61,7 +62,14 @@ def headline(comparison: Comparison) -> Headline:
     points += comparison.footnotes
     mood, summary = _outcome(comparison, judged)
     if comparison.doubts:
-        mood, summary = "doubtful", f"{summary}. {DOUBTS}{'; '.join(comparison.doubts)}"
+        doubts = "; ".join(comparison.doubts)
+        unlike = comparison.unlike
+        summary = (
+            f"{APART}{doubts}. By figures alone: {summary}"
+            if unlike
+            else f"{summary}. {DOUBTS}{doubts}"
+        )
+        mood = "doubtful"
     return Headline(mood, f"{summary}.", tuple(points))
 
 
@@ -218,6 +226,8 @@ def _unanswered(comparison: Comparison) -> list[str]:
 def _all_answered(comparison: Comparison) -> str:
     """Say for each run how many requests it rejected or failed."""
     sides = comparison.a.of[None], comparison.b.of[None]
+    if not all(side.run.info.get("joint", True) for side in (comparison.a, comparison.b)):
+        return "histograms do not say how many requests were answered"
     if not any(side.unanswered for side in sides):
         return "both answered every request"
     a, b = (
@@ -234,25 +244,29 @@ def _answered(comparison: Comparison) -> ComparisonRow:
     return line_of(WHOLE_RUN, ANSWERED, a, b, interval)
 
 
-def _single(of: Mapping[str | None, Figures]) -> list[str]:
+def _single(side: RunFigures) -> list[str]:
     """Sentences on a single run, bucket by bucket."""
     points = []
-    for bucket, figures in of.items():
+    for bucket, figures in side.of.items():
         if bucket is None:
             continue
-        ttft = figures.latency["ttft"]
+        # A file of histograms knows values, and not how many requests were answered.
+        name = latency_of(figures)
+        shown = figures.latency[name]
+        joint = side.run.info.get("joint", True)
         percentiles = [
             f"{percentile} {durations([value])[0]}"
-            for percentile, value in ttft.values.items()
+            for percentile, value in shown.values.items()
             if value is not None
         ]
-        longest = f"at most {durations([ttft.max])[0]}, of too few requests for a percentile"
+        longest = f"at most {durations([shown.max])[0]}, of too few requests for a percentile"
+        answered = f"{figures.answered:,} of {figures.intended:,} answered"
         points.append(
-            f"{bucket}: time to first token "
+            f"{bucket}: {NAMES[name][1]} "
             f"{', '.join(percentiles) or (longest if figures.answered else NONE)}; "
-            f"{figures.answered:,} of {figures.intended:,} answered."
+            f"{answered if joint else f'{shown.count:,} values'}."
         )
-    whole = of[None]
+    whole = side.of[None]
     if whole.goodput_per_s is not None:
         text = f"Goodput {rates([whole.goodput_per_s])[0]}"
         if whole.attainment is not None:

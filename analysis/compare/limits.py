@@ -108,9 +108,18 @@ def broken(comparison: Comparison, limits: Sequence[FailCondition]) -> list[str]
     """Return one line for each condition that run B meets.
 
     Raises InputError for a bucket that neither run has, and for a figure that was not measured: a
-    condition that cannot be judged must not pass.
+    condition that cannot be judged must not pass. The error has the lines of the others, too.
     """
-    return [line for limit in limits if (line := _judge(comparison, limit)) is not None]
+    lines, errors = [], []
+    for limit in limits:
+        try:
+            lines.append(_judge(comparison, limit))
+        except InputError as error:
+            errors.append(str(error))
+    met = [line for line in lines if line is not None]
+    if errors:
+        raise InputError("; ".join((*met, *errors)))
+    return met
 
 
 def _judge(comparison: Comparison, limit: FailCondition) -> str | None:

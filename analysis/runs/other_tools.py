@@ -49,7 +49,8 @@ def load_result(path: Path, name: str | None = None, number: int | None = None) 
     """
     tool = _tool(path)
     made_by = VLLM if tool.name == "vllm-bench" else tool.name
-    results = _results(path, tool)
+    notes: list[str] = []
+    results = _results(path, tool, notes)
     if not results:
         raise InputError(
             f"{path}: holds no requests; check that it is the file with every request of {made_by}"
@@ -58,7 +59,6 @@ def load_result(path: Path, name: str | None = None, number: int | None = None) 
         raise InputError(f"{path}#{number}: the file holds {len(results)} results, from #1")
     chosen = number or len(results)
     numbers, served = list(results.items())[chosen - 1]
-    notes = []
     appended = len({document for document, _ in results}) > 1
     if len(results) > 1 and (appended or number is not None):
         choice = f"FILE#1 to FILE#{len(results)} choose one"
@@ -92,11 +92,13 @@ def _tool(path: Path) -> TraceFormat:
     return formats()[name]
 
 
-def _results(path: Path, tool: TraceFormat) -> dict[tuple[int, int | None], list[MeasuredRequest]]:
+def _results(
+    path: Path, tool: TraceFormat, notes: list[str]
+) -> dict[tuple[int, int | None], list[MeasuredRequest]]:
     """Read the requests of each result, by the number of its document and its own number in it."""
     results: dict[tuple[int, int | None], list[MeasuredRequest]] = {}
     assert tool.served is not None
-    for document in file_rows(path, tool.rows):
+    for document in file_rows(path, tool.rows, notes):
         number = 0 if tool.unpack is None else document.number
         try:
             for values in tool.unpack(document.values) if tool.unpack else [document.values]:

@@ -1,5 +1,6 @@
 """Recognise files without requests: totals of a load test, histograms, runs. Name the right use."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,10 @@ TOOLS: Final = (
         "import its benchmarks.json with all requests",
     ),
 )
+HGRM: Final = re.compile(
+    r'^\s*"?Value(?:\((?P<unit>ns|us|ms|s)\))?"?[\s,]+"?Percentile"?[\s,]+"?TotalCount"?'
+)
+"""The columns of a percentile distribution, as HdrHistogram, wrk2 and vegeta print it."""
 AGGREGATES: Final = {"mean", "median", "avg", "average", "std", "stddev", "p50", "p75", "p90",
                      "p95", "p99", "p999", "throughput", "goodput", "percentile",
                      "percentiles"}  # fmt: skip
@@ -74,6 +79,7 @@ def refuse_without_requests(path: str | Path) -> None:
     if tool is not None:
         raise InputError(f"{path}: {only_totals(*tool)}")
     what = "a histogram log" if head.line.startswith("#[") else ""
+    what = "a percentile distribution" if HGRM.match(head.line) else what
     if (Path(path) / "run.json").is_file():
         what = "the folder of a run"
     if what:

@@ -50,12 +50,15 @@ def decode_payload(text: str) -> Counted:
         version = COMPRESSED.get(cookie & ~0xF0)
         if version is None:
             raise ValueError("no compressed histogram of V0, V1 or V2")
+        unpacker = zlib.decompressobj()
+        unpacked = unpacker.decompress(raw[8 : 8 + length], MOST_BYTES)
+        if unpacker.unconsumed_tail:
+            raise ValueError(f"a histogram of more than {MOST_BYTES >> 20} MiB")
         if version == 2:
             histogram = HdrHistogram.decode(text)
             counts = np.frombuffer(histogram.counts, dtype=np.int64).copy()
             shape = (1, histogram.lowest_trackable_value, histogram.significant_figures)
         else:
-            unpacked = zlib.decompressobj().decompress(raw[8 : 8 + length], MOST_BYTES)
             counts, shape = _plain(unpacked)
     except (binascii.Error, struct.error, zlib.error) as error:
         raise ValueError(str(error)) from error

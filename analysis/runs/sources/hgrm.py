@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from forebay.analysis.runs.sources.hdr_payload import Counted
+from forebay.traces.formats.totals import HGRM
 from forebay.traces.ground.errors import InputError
 
 NANO = 1_000_000  # values are kept as millionths of the file's unit
-_COLUMNS = re.compile(r'^\s*"?Value"?[\s,]+"?Percentile"?[\s,]+"?TotalCount"?')
 
 
-def is_hgrm(text: str) -> bool:
-    """True if one of the first lines has the columns of a percentile distribution."""
-    return any(_COLUMNS.match(line) for line in text[:4096].splitlines())
+def hgrm_header(text: str) -> re.Match[str] | None:
+    """Return the columns of a percentile distribution, if one of the first lines has them."""
+    return next(filter(None, map(HGRM.match, text[:4096].splitlines())), None)
 
 
 def read_hgrm(path: Path, text: str) -> Counted:
@@ -26,7 +26,7 @@ def read_hgrm(path: Path, text: str) -> Counted:
     values, totals = [], []
     begun = False
     for number, line in enumerate(text.splitlines(), 1):
-        if _COLUMNS.match(line):
+        if HGRM.match(line):
             begun = True
             continue
         fields = line.replace(",", " ").split()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
-from forebay.analysis.runs.sources.hgrm import NANO, is_hgrm, read_hgrm
+from forebay.analysis.runs.sources.hgrm import NANO, hgrm_header, read_hgrm
 from forebay.analysis.runs.sources.hlog import UNITS_S, HistogramLog, Interval, read_log
 from forebay.analysis.runs.sources.rows import NO_VERDICT, FileOrigin, origin_info
 from forebay.analysis.statistics.quantiles import Floats, percentile_table
@@ -32,6 +32,7 @@ TOKENS = {"itl": "itl_ms", "icl": "icl_ms"}  # gaps between tokens
 LEFT_OUT = ("e2e_service", "sched_lag")
 OTHER = "e2e_response_s"  # where a quantity of another program stands
 UNTAGGED = "untagged"
+DISTRIBUTION = "percentile distribution"
 MOST_SAMPLES = 20_000_000
 NOT_JOINT = "each percentile is exact, but which values belong to one request is not known"
 
@@ -42,12 +43,11 @@ def load_histograms(path: Path, name: str | None, unit: str | None) -> RunData:
         text = path.read_text("utf-8", "replace")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if is_hgrm(text):
-        return _load_hgrm(path, name, text, unit)
+    if (header := hgrm_header(text)) is not None:
+        return _load_hgrm(path, name, text, unit, header["unit"])
     log = read_log(path, text, unit)
     notes = [log.stated, NOT_JOINT]
-    if log.unread:
-        notes.append(log.unread)
+    notes += log.notes
     if foreign := sorted(
         {interval.tag or UNTAGGED for interval in log.intervals if _place(interval.tag)[2]}
     ):
@@ -55,17 +55,20 @@ def load_histograms(path: Path, name: str | None, unit: str | None) -> RunData:
     return _run(path, name, "histogram log", log, notes)
 
 
-def _load_hgrm(path: Path, name: str | None, text: str, unit: str | None) -> RunData:
+def _load_hgrm(
+    path: Path, name: str | None, text: str, unit: str | None, stated: str | None
+) -> RunData:
     counted = read_hgrm(path, text)
-    unit_name = unit or "ms"
-    how = "--unit" if unit else "as such files usually are; --unit says otherwise"
+    unit_name = unit or stated or "ms"
+    how = "as such files usually are; --unit says otherwise"
+    how = "--unit" if unit else "as the file says" if stated else how
     interval = Interval(0.0, 1.0, 0.0, "", counted)
-    log = HistogramLog([interval], None, unit_name, "", "")
+    log = HistogramLog([interval], None, unit_name, "", ())
     notes = [
         f"values are {unit_name} ({how})",
         "the file does not name its quantity: it is shown as E2E",
     ]
-    return _run(path, name, "percentile distribution", log, notes, UNITS_S[unit_name] / NANO)
+    return _run(path, name, DISTRIBUTION, log, notes, UNITS_S[unit_name] / NANO)
 
 
 def _run(
@@ -104,7 +107,8 @@ def _run(
     info = origin_info(
         FileOrigin(made_by, unix=log.start_unix_s is not None), log.start_unix_s or 0.0
     )
-    info["joint"] = False
+    info["joint"] = False  # columns of one row are of different requests
+    info["timed"] = made_by != DISTRIBUTION
     return RunData(path, name or folder_name(path), summary, info, numbers, words)
 
 

@@ -2,17 +2,20 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from forebay.analysis.runs.sources.hdr_payload import Counted, decode_payload
+from forebay.analysis.statistics.units import printable
 from forebay.traces.ground.errors import InputError
 
 UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 NAMES = {"ns": "nanoseconds", "us": "microseconds", "ms": "milliseconds", "s": "seconds"}
 YEAR_S = 366 * 86_400
+MILLISECONDS = 1e11  # larger stamps are no seconds since 1970
+MOST_TAGS = 1_000
 _STAMP = re.compile(r"#\[(base|start)time: ([0-9.eE+-]+)", re.IGNORECASE)  # Go 1.1 has Basetime
 
 
@@ -35,14 +38,14 @@ class HistogramLog:
         start_unix_s: wall clock at second 0, None if the file does not say.
         unit: unit of the values, a key of UNITS_S.
         stated: the source of the unit, as a sentence.
-        unread: a sentence on lines that could not be read, "" if there are none.
+        notes: sentences on lines that could not be read, and on stamps.
     """
 
     intervals: Sequence[Interval]
     start_unix_s: float | None
     unit: str
     stated: str
-    unread: str
+    notes: Sequence[str]
 
 
 def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
@@ -55,6 +58,7 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
     stamps: dict[str, float] = {}
     intervals: list[Interval] = []
     bad: list[str] = []
+    tags: set[str] = set()
     ours = False
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
@@ -67,9 +71,22 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
                 intervals.append(_interval(line))
             except ValueError as error:
                 bad.append(f"line {number}: {error}")
+                continue
+            tags.add(intervals[-1].tag)
+            if len(tags) > MOST_TAGS:
+                raise InputError(f"{path}: more than {MOST_TAGS:,} tags; split the log by tag")
+    notes = [f"{len(bad):,} lines were not read, {bad[0]}"] if bad else []
     if not intervals:
         why = f" ({bad[0]})" if bad else ""
         raise InputError(f"{path}: holds no interval of a histogram log{why}")
+    if intervals[0].start_s > MILLISECONDS:  # Go's library: both ends, until November 2025
+        notes.append("stamps are read as the start and the end of an interval, in milliseconds")
+        intervals = [
+            replace(each, start_s=each.start_s / 1e3, length_s=(each.length_s - each.start_s) / 1e3)
+            for each in intervals
+        ]
+    if not all(-YEAR_S < each.start_s <= MILLISECONDS for each in intervals):
+        raise InputError(f"{path}: a stamp is no time in seconds; correct the log")
     # Stamps may count from the file's start or from 1970.
     start, shift = _start(stamps, intervals[0].start_s)
     moved = [
@@ -83,10 +100,7 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
         for interval in intervals
     ]
     unit_name, stated = (unit, "--unit") if unit else _unit(intervals, ours)
-    unread = f"{len(bad):,} lines were not read, {bad[0]}" if bad else ""
-    return HistogramLog(
-        moved, start, unit_name, f"values are {NAMES[unit_name]} ({stated})", unread
-    )
+    return HistogramLog(moved, start, unit_name, f"values are {NAMES[unit_name]} ({stated})", notes)
 
 
 def _interval(line: str) -> Interval:
@@ -97,7 +111,7 @@ def _interval(line: str) -> Interval:
     if len(fields) != 4:
         raise ValueError(f"{len(fields)} fields, where an interval has 4")
     start, length, largest = map(float, fields[:3])
-    return Interval(start, length, largest, tag, decode_payload(fields[3]))
+    return Interval(start, length, largest, printable(tag), decode_payload(fields[3]))
 
 
 def _start(stamps: dict[str, float], first_s: float) -> tuple[float | None, float]:

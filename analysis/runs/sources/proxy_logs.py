@@ -40,13 +40,15 @@ def load_proxy_log(path: Path, name: str | None) -> RunData:
     Raises:
         InputError: a line is no JSON, a request is damaged, or there is no request.
     """
-    requests = (row.values for row in file_rows(path) if is_request(row.values))
+    notes: list[str] = []
+    rows = file_rows(path, notes=notes)
+    requests = (row.values for row in rows if is_request(row.values))
     first = next(requests, None)
     if first is None:
         raise InputError(f"{path}: is a log of the proxy, and no line is an ended request")
     origin = REQUEST_LOG if "event" in first else LEDGER
     try:
-        return run_of_rows(path, name, origin, _rows(path, chain([first], requests)))
+        return run_of_rows(path, name, origin, _rows(path, chain([first], requests)), notes)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: a figure of a request is no number ({error})") from error
 

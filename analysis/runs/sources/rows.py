@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, Words, folder_name
 from forebay.analysis.statistics.quantiles import Floats
+from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.slo import default_slos
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.ground.errors import InputError
@@ -40,10 +41,12 @@ class FileOrigin:
     unix: bool = False
 
 
-def file_rows(path: Path, rows: Rows = table_rows) -> Iterator[SourceRow]:
+def file_rows(
+    path: Path, rows: Rows = table_rows, notes: list[str] | None = None
+) -> Iterator[SourceRow]:
     """Read the rows of a file, packed or not.
 
-    A torn last line is left out: the file is still written, or its writer was killed.
+    A torn last line is left out and noted: the file is still written, or its writer was killed.
 
     Raises:
         InputError: the file cannot be read, or another line is damaged.
@@ -66,12 +69,20 @@ def file_rows(path: Path, rows: Rows = table_rows) -> Iterator[SourceRow]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if torn is not None and not parsed:
         raise torn
+    if torn is not None and notes is not None:
+        notes.append("the last line was not read, as it is cut")
 
 
 def run_of_rows(
-    path: Path, name: str | None, origin: FileOrigin, rows: Iterable[FileRow]
+    path: Path,
+    name: str | None,
+    origin: FileOrigin,
+    rows: Iterable[FileRow],
+    notes: Sequence[str] = (),
 ) -> RunData:
     """Make a run that starts at 0 when its first request was due. There must be rows.
+
+    `notes` may grow until the last row is read.
 
     No row is kept, as a log may have millions: only its columns, with equal words once.
     """
@@ -82,8 +93,8 @@ def run_of_rows(
     for key in ("intended_s", "sent_s"):
         numbers[key] -= first_s
     summary = row_summary(numbers, words)
-    if origin.notes:
-        summary["warnings"] = [f"{origin.made_by}: {note}" for note in origin.notes]
+    if said := [*origin.notes, *notes]:
+        summary["warnings"] = [f"{origin.made_by}: {note}" for note in said]
     return RunData(
         path, name or folder_name(path), summary, origin_info(origin, first_s), numbers, words
     )
@@ -100,7 +111,8 @@ def _columns(rows: Iterable[FileRow]) -> tuple[dict[str, Floats], dict[str, Word
             column.append(math.nan if value is None else float(value))
         for key, texts in words.items():
             text = str(row.get(key) or "")
-            texts.append(text if key in UNIQUE else same.setdefault(text, text))
+            clean = same.get(text) or printable(text)
+            texts.append(clean if key in UNIQUE else same.setdefault(text, clean))
     return (
         {key: np.frombuffer(column, dtype=np.float64) for key, column in numbers.items()},
         {key: np.array(texts, dtype=object) for key, texts in words.items()},
