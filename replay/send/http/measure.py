@@ -30,7 +30,8 @@ DEFINITIONS = {
     "session_e2e": "last output event of the last answer - intended of the first request of a "
     "session, with the sessions of its sub-agents; none if a request was rejected, failed or was "
     "never sent",
-    "tpot": "(last - first output event) / (output_tokens - tokens in the first); else undefined",
+    "tpot": "(last - first output event) / (output_tokens - tokens in the first); undefined for "
+    "one token and without usage",
     "icl": "gap between output events; events of one network read share a time stamp",
     "itl": "gap / tokens in the event, counted that many times; 1 token (estimated) unless the "
     "server sends continuous usage; events of one network read count as one",
