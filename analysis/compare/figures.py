@@ -153,7 +153,7 @@ def figures(
         goodput_per_s=goodput,
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
-        rates=_rates(run, answered, prompt, output),
+        rates=throughput(answered, prompt, output, busy_s(run) or 0.0),
         observed_s=observation_s(run),
         rows=rows,
         ok=ok,
@@ -179,13 +179,6 @@ def _tokens(run: RunData, name: str, rows: NDArray[np.bool_]) -> float | None:
     if unknown or np.isnan(counts).sum() > MOST_UNCOUNTED * len(counts):
         return None
     return float(np.nansum(counts))
-
-
-def _rates(
-    run: RunData, answered: int, prompt: float | None, output: float | None
-) -> dict[str, float | None]:
-    """Throughput by the keys of summary.json. None for tokens that the run does not count."""
-    return throughput(answered, prompt, output, busy_s(run) or 0.0)
 
 
 def recorded_slos(run: RunData) -> tuple[Slo, ...]:

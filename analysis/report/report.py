@@ -26,6 +26,7 @@ from forebay.analysis.compare.headline import headline
 from forebay.analysis.report import tables
 from forebay.analysis.report.breakdown import PARTS, breakdown
 from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot
+from forebay.analysis.runs.provenance import simulated
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import MIN_BEYOND
 from forebay.analysis.statistics.units import (
@@ -95,7 +96,7 @@ def build_report(
     origins = [tables.origin(run) for run in runs]
     # The page goes from the verdict down to single figures and their origin.
     html = _render(
-        title=title or _title([run.name for run in runs]),
+        title=title or _title(runs),
         runs=sides,
         facts=_facts(sides[0], origins[0].texts),
         headlines=headlines,
@@ -143,13 +144,15 @@ def _render(**values: Any) -> str:
     )
 
 
-def _title(names: Sequence[str]) -> str:
+def _title(runs: Sequence[RunData]) -> str:
+    names = [f"{run.name} (simulated)" if simulated(run) else run.name for run in runs]
     return f"{names[1]} compared with {names[0]}" if len(names) == 2 else listed(names)
 
 
 def _facts(side: RunFigures, texts: Mapping[str, str]) -> list[str]:
     """Say in short how the load was made."""
     facts = [f"{side.of[None].intended:,} requests"]
+    facts += [simulated(side.run)] if simulated(side.run) else []
     for what, say in (("trace", "trace {}"), ("rate", "{} requests per second"), ("model", "{}")):
         if value := texts.get(what):
             facts.append(say.format(Path(value).name if what == "trace" else value))

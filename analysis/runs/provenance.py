@@ -152,6 +152,15 @@ def text_of(value: Any) -> str:
     return printable(str(value))
 
 
+def simulated(run: RunData) -> str:
+    """Return the GPUs of a simulated run in words, or "" for a measured run."""
+    if not run.info.get("simulated"):
+        return ""
+    mix = run.info.get("gpu_mix") or [at_path(run.info, ("engine", "gpu"))]
+    gpus = " + ".join(text_of(gpu).upper() for gpu in mix)
+    return f"simulated: {text_of(run.info.get('gpus'))} × {gpus}, virtual time"
+
+
 def verdict(run: RunData) -> RecordedVerdict:
     value = run.summary.get("verdict")
     reason = text_of(run.summary.get("verdict_reason"))
@@ -210,6 +219,7 @@ def warnings(
     reasons = []
     # First what each run says about itself.
     for run, in_doubt in zip((a, b), doubtful, strict=True):
+        reasons += [f"{run.name}: {simulated(run)}"] if simulated(run) else []
         if in_doubt:
             judged = verdict(run)
             delays = "" if judged.word in OTHER_CAUSES else DELAYS

@@ -156,3 +156,17 @@ def test_python_writes_nan_into_a_run(tmp_path: Path) -> None:
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.replace("{", '{"mean_ms": NaN, ', 1))
     assert load_run(folder).requests == 1
+
+
+def test_a_simulation_says_so_in_heading_and_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = {"simulated": True, "gpus": 2, "engine": {"gpu": "h200"}}
+    folder = write_run(tmp_path / "run", [answered(0, "chat", 0.0, 0.1)], info=info)
+    out = tmp_path / "r.html"
+    assert main(["report", str(folder), "--out", str(out)]) == 0
+    page = out.read_text()
+    assert "<h1>run (simulated)</h1>" in page
+    assert page.index("simulated: 2 × H200, virtual time") < page.index("</header>")
+    assert main(["compare", str(folder), str(folder)]) == 0
+    assert capsys.readouterr().out.count("simulated: 2 × H200, virtual time") == 2

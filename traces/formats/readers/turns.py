@@ -20,6 +20,7 @@ from forebay.traces.text import block_text, messages_text
 
 BAILIAN_TOKENS = 16
 MOST_FILLER = 10_000_000  # tokens
+SURELY_MS = 100.0  # a smaller time with a fraction may be in seconds
 BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 
 
@@ -74,7 +75,8 @@ def _blocks(row: SourceRow, input_tokens: int, size: int) -> dict[str, Any]:
 def stamp_s(row: SourceRow, options: ReadOptions) -> float:
     """Read `timestamp`, which is in milliseconds unless an option says otherwise."""
     stamp = row.get("timestamp")
-    if options.time_unit is None and type(stamp) is float and not stamp.is_integer():
+    fraction = type(stamp) is float and stamp < SURELY_MS and not stamp.is_integer()
+    if options.time_unit is None and fraction:
         row.note("timestamps with fractions, read as milliseconds; for seconds: --time-unit s")
     return row.seconds("timestamp", unit=options.time_unit or "ms")
 
