@@ -145,6 +145,7 @@ def summarise(
         **_cache_use(outcomes),
         **simulated_verdict(len(outcomes), int(table.done.sum()), rejected),
         "verdict_at_s": None,
+        "warnings": [],
         "late_arrivals": 0,
         "ended": "complete",
         "schedule_lag_ms": distribution_ms(np.zeros(len(outcomes))),
