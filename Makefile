@@ -171,7 +171,7 @@ docs-serve: .docs-tools/ready ## the same on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 .docs-tools/bin/mkdocs serve
 
 docs-figures: .venv/dev ## write the generated parts of the pages anew
-	PYTHONPATH=tests/support:tests/bench:tests/bench/cases $(BIN)/python tests/support/doc_pages.py
+	PYTHONPATH=tests/support:tests/bench:tests/bench/cases $(BIN)/python tests/support/pages/doc_pages.py
 
 docs-tools: .docs-tools/ready ## install MkDocs and codespell
 
@@ -208,7 +208,7 @@ studies: .venv/dev ## all studies in virtual time
 	  $(call STUDY,shared-document --seed $$seed,shared-document-$$seed) $(LLAMA) && \
 	  $(call STUDY,flood --seed $$seed,flood-$$seed) $(LLAMA) --loads 0.5,1.5,3 --duration 60 \
 	  ) & both="$$both $$!"; done; for one in $$both; do wait $$one || exit 1; done
-	PYTHONPATH=tests/support $(BIN)/python tests/support/doc_studies.py $(STUDIES_OUT)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/doc_studies.py $(STUDIES_OUT)
 
 study-h200: .venv/runtime ## vLLM alone and behind Forebay, on real GPUs
 	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_runs import write_pair
+from fakes.made_runs import write_pair
 
 from forebay.analysis.demo.processes import ServerFailed
 from forebay.proxy.cli import COMMANDS, main

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-from made_runs import write_pair
+from fakes.made_runs import write_pair
 from paths import ROOT
-from proxy_stage import stage
+from stages.proxy_stage import stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine

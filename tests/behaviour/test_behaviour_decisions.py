@@ -3,8 +3,8 @@
 import pytest
 from admission_hindsight import RejectionHindsight, TtftTargets, judge
 from behaviour_decisions import FILES, MADE, judged, rows
-from behaviour_scenes import about
 from paths import SHARED
+from stages.behaviour_scenes import about
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send

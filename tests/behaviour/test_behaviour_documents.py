@@ -7,8 +7,8 @@ from math import inf
 from typing import Any
 
 import pytest
-from behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spread, uniform
-from proxy_stage import Stage, stage
+from stages.behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spread, uniform
+from stages.proxy_stage import Stage, stage
 
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import stage
+from stages.proxy_stage import stage
 
 from forebay.proxy.telemetry.logs.capture import SALT
 from forebay.replay.clock.virtual_loop import run

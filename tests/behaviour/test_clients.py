@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT, TESTS
-from proxy_stage import stage
+from stages.proxy_stage import stage
 from vllm_server import ModelSize, needed_vllm_python, vllm_process, write_model
 
 from forebay.replay.engine.config import EngineConfig

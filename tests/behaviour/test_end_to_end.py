@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from replay_server import Server, rows, run_one, serve, table, text
+from stages.replay_server import Server, rows, run_one, serve, table, text
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
@@ -220,7 +220,7 @@ def test_time_scale(tmp_path: Path) -> None:
     """Ten simulated seconds a second: the wall runs a tenth, every reported time is simulated."""
 
     async def queued(server: Server, request: Any, body: dict[str, Any]) -> Any:
-        from replay_server import DONE, stream, usage
+        from stages.replay_server import DONE, stream, usage
 
         response = await stream(request, **{"x-forebay-queue-ms": "3"})
         await asyncio.sleep(0.001)

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from faulty_backends import answers, resets, sends, streams
-from proxy_stage import (
+from fakes.faulty_backends import answers, resets, sends, streams
+from stages.proxy_stage import (
     EVENT,
     Call,
     RawBackend,

@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from faulty_backends import answers
-from proxy_stage import RawBackend, silent, stage
+from fakes.faulty_backends import answers
+from stages.proxy_stage import RawBackend, silent, stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -171,7 +171,7 @@ async def test_the_timeout_of_the_client_counts() -> None:
 
 async def test_a_cut_stream_raises() -> None:
     async def die(call: Any) -> None:
-        from proxy_stage import EVENT, STREAM_HEAD, chunk
+        from stages.proxy_stage import EVENT, STREAM_HEAD, chunk
 
         await call.send(STREAM_HEAD + chunk(EVENT))
         call.writer.close()

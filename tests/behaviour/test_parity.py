@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from parity_scene import NAMES, a_shaper, a_trace
+from stages.parity_scene import NAMES, a_shaper, a_trace
 
 from forebay.proxy.core.model import CLASSES, Action, Reject, Send
 from forebay.proxy.driver import Driver, Grant, Rejected

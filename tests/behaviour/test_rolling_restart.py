@@ -12,8 +12,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 from ports import free_ports
-from proxy_processes import BODY, client, proxies, ready, write
-from proxy_stage import DONE, EVENT, SHARED_LOOP, STREAM_HEAD, Call, RawBackend, by_request, chunk
+from stages.proxy_processes import BODY, client, proxies, ready, write
+from stages.proxy_stage import (
+    DONE,
+    EVENT,
+    SHARED_LOOP,
+    STREAM_HEAD,
+    Call,
+    RawBackend,
+    by_request,
+    chunk,
+)
 
 pytestmark = [
     pytest.mark.real_time,

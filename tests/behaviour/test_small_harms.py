@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from faulty_backends import sends
-from proxy_stage import (
+from fakes.faulty_backends import sends
+from fakes.tenant_keys import key_of, keys_of
+from said import Said
+from stages.proxy_stage import (
     SHARED_LOOP,
     RawBackend,
     error_of,
@@ -17,8 +19,6 @@ from proxy_stage import (
     stage,
     whole,
 )
-from said import Said
-from tenant_keys import key_of, keys_of
 
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.unshaped_body import prepared

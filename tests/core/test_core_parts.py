@@ -4,7 +4,7 @@ import random
 from math import inf, sqrt
 
 import pytest
-from api_servers import without_api_server
+from fakes.api_servers import without_api_server
 from hypothesis import given
 from hypothesis import strategies as st
 

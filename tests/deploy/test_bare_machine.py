@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from own_network import own_network
+from pages.shown import SHOWN_PORTS, Ports
 from paths import ROOT
-from shown import SHOWN_PORTS, Ports
-from stranger import README, Stranger, every_block_gives_what_stands_there
+from stages.own_network import own_network
+from stages.stranger import README, Stranger, every_block_gives_what_stands_there
 
 SUITE = "bookworm"
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")

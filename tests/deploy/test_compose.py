@@ -18,7 +18,7 @@ import yaml
 from deploy_tools import needs_tool, tool
 from paths import ROOT
 from ports import free_ports
-from started import FOREBAY, eventually, started
+from stages.started import FOREBAY, eventually, started
 from vllm_server import needed_vllm_python
 
 DEPLOY = ROOT / "deploy"

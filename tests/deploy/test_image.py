@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from image_base import write_base
+from fakes.image_base import write_base
 from paths import ROOT
 from ports import free_ports
-from started import PATIENCE_S, started
+from stages.started import PATIENCE_S, started
 
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 BASE = "docker.io/library/python:3.12-slim"

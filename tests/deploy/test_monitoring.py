@@ -24,10 +24,10 @@ from typing import Any
 import pytest
 import yaml
 from deploy_tools import needs_tool, tool
-from exported_metrics import exported_metrics
+from pages.exported_metrics import exported_metrics
 from paths import ROOT, TESTS
 from ports import free_ports
-from started import FOREBAY, eventually, started
+from stages.started import FOREBAY, eventually, started
 
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gpus import install_gpus, starts
+from fakes.fake_gpus import install_gpus, starts
 from paths import ROOT
 from ports import free_ports
 

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from doc_cli import command_named
+from pages.doc_cli import command_named
 from paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

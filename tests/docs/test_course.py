@@ -10,9 +10,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import doc_studies as studies
 import pytest
-from doc_cli import command_named
+from pages import doc_studies as studies
+from pages.doc_cli import command_named
 from paths import ROOT
 
 from forebay.proxy.cli import COMMANDS, main

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from checkout import copy_of_tracked
-from shown import Ports, blocks
-from stranger import NO_INDEX, README, Stranger, every_block_gives_what_stands_there
+from pages.shown import Ports, blocks
+from stages.stranger import NO_INDEX, README, Stranger, every_block_gives_what_stands_there
 
 
 @pytest.fixture(scope="module")

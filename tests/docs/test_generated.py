@@ -6,8 +6,8 @@ After a change write them anew: `make docs-figures`.
 from pathlib import Path
 
 import pytest
-from doc_pages import FILES, pages, renewed
-from doc_reference import WHAT_TO_DO, error_codes, meanings, sections
+from pages.doc_pages import FILES, pages, renewed
+from pages.doc_reference import WHAT_TO_DO, error_codes, meanings, sections
 from paths import ROOT
 
 from forebay.proxy.telemetry.metrics.backend_metrics import WAIT_REASONS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_prose import median_words
+from pages.doc_prose import median_words
 from paths import ROOT
 
 DOCS = ROOT / "docs"

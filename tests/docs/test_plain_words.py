@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from doc_prose import without_code
+from pages.doc_prose import without_code
 from paths import ROOT
 
 PAGES = [

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from doc_pages import BLOCK
-from doc_results import compare
+from pages.doc_pages import BLOCK
+from pages.doc_results import compare
 from paths import ROOT
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

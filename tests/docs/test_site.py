@@ -47,7 +47,7 @@ def test_the_hook_rewrites_links_that_leave_the_site(monkeypatch: pytest.MonkeyP
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from types import SimpleNamespace
 
-    from site_links import on_page_markdown
+    from pages.site_links import on_page_markdown
 
     page = SimpleNamespace(file=SimpleNamespace(src_uri="how-to/deploy.md"))
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from pages.shown import Ports, block, blocks, masked
 from paths import ROOT
-from shown import Ports, block, blocks, masked
-from started import FOREBAY, eventually, started
+from stages.started import FOREBAY, eventually, started
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 TUTORIAL = (TUTORIALS / "first-proxy.md").read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from doc_cli import cli_pages
-from doc_prose import prose
+from pages.doc_cli import cli_pages
+from pages.doc_prose import prose
 from paths import ROOT
 
 from forebay.traces.ground.command_line.help_text import RENAMED

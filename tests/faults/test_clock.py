@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import (
+from stages.proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,

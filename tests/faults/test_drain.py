@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 import pytest
-from certificates import on_tls, trusting
-from faulty_backends import answers
-from proxy_stage import (
+from fakes.certificates import on_tls, trusting
+from fakes.faulty_backends import answers
+from stages.proxy_stage import (
     ONE_SLOT,
     STREAMED,
     WHOLE,
@@ -26,7 +26,7 @@ from proxy_stage import (
     silent,
     until,
 )
-from raw_client import Raw, little_room
+from stages.raw_client import Raw, little_room
 
 from forebay.proxy.http1.server import handover
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
-from proxy_stage import (
+from stages.proxy_stage import (
     STREAM_HEAD,
     Call,
     answer,
@@ -21,7 +21,7 @@ from proxy_stage import (
     on_stage,
     settle,
 )
-from raw_client import BODY, HOST, POST, ask, before_oracle, connected, post
+from stages.raw_client import BODY, HOST, POST, ask, before_oracle, connected, post
 
 from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.api.json_body import parse_any

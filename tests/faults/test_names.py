@@ -9,7 +9,7 @@ from threading import Event, Timer
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, stage
+from stages.proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy.http1.client import dns_cache as names
 from forebay.proxy.http1.client.backend_errors import NameFault

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from neighbour_backend import Answers
-from neighbour_scenes import SCENES, GoodClient, set_keys
-from proxy_stage import Call, on_stage
+from stages.neighbour_scenes import SCENES, GoodClient, set_keys
+from stages.proxy_stage import Call, on_stage
 
 SECONDS = 1.5
 

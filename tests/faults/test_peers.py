@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from proxy_stage import on_stage
 from said import Said
+from stages.proxy_stage import on_stage
 
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.state.elsewhere import SILENT_S, BackendReport, ProxyReport

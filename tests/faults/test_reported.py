@@ -5,7 +5,7 @@
 
 import json
 
-from proxy_stage import on_stage
+from stages.proxy_stage import on_stage
 
 
 async def test_bodies_of_agents_pass_byte_for_byte() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proxy_processes import proxies, ready, write
-from proxy_stage import (
+from stages.proxy_processes import proxies, ready, write
+from stages.proxy_stage import (
     STREAMED,
     WHOLE,
     RawBackend,

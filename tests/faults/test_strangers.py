@@ -5,9 +5,9 @@ import time
 
 import pytest
 from aiohttp.streams import StreamReader
-from proxy_stage import chunk, settle
-from raw_client import BODY, CLOSE, HOST, POST, ask, before_oracle, connected, post
 from said import Said
+from stages.proxy_stage import chunk, settle
+from stages.raw_client import BODY, CLOSE, HOST, POST, ask, before_oracle, connected, post
 
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.server.server import MOST_CHUNKS

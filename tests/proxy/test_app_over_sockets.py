@@ -6,8 +6,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from faulty_backends import answers, faults, streams, waits_for
-from proxy_stage import (
+from fakes.faulty_backends import answers, faults, streams, waits_for
+from stages.proxy_stage import (
     DONE,
     EVENT,
     ONE_SLOT,

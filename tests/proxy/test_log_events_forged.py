@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, stage
+from stages.proxy_stage import RawBackend, stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.config.sections import Logs

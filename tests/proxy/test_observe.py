@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from proxy_stage import Stage, on_stage, settle, silent
+from stages.proxy_stage import Stage, on_stage, settle, silent
 
 LONG = {"prompt": "word " * 60_000, "max_tokens": 3}
 

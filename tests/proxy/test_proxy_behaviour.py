@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from faulty_backends import answers
-from proxy_stage import (
+from fakes.faulty_backends import answers
+from stages.proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import vllm_server as real
 from paths import ROOT
-from proxy_stage import RawBackend, Stage, on_stage
+from stages.proxy_stage import RawBackend, Stage, on_stage
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 
 from forebay.proxy.api.dialects import DIALECTS

@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 from paths import ROOT
-from proxy_stage import by_request, on_stage
 from said import Said
+from stages.proxy_stage import by_request, on_stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.config.routes import GROUP, CheckedRoute, find_route, route_names

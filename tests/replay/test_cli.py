@@ -16,7 +16,7 @@ import orjson
 import pyarrow.parquet
 import pytest
 from aiohttp import web
-from replay_server import Server, serve
+from stages.replay_server import Server, serve
 
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.provenance import repeat_command

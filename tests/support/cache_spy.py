@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from math import exp, fsum
 from typing import Any
 
-from proxy_stage import settle, stage
+from stages.proxy_stage import settle, stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from proxy_stage import chunk
-from raw_client import BODY, GOOD, HOST, LAST, LENGTH, POST
+from stages.proxy_stage import chunk
+from stages.raw_client import BODY, GOOD, HOST, LAST, LENGTH, POST
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 CHUNKS = chunk(BODY[:9]) + chunk(BODY[9:]) + b"0\r\n\r\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from vllm_stage import words
+from stages.vllm_stage import words
 
 LIMIT_S = 400.0
 

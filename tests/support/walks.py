@@ -7,9 +7,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from made_runs import write_pair
-from proxy_stage import on_stage
-from replay_server import rows, run_one
+from fakes.made_runs import write_pair
+from stages.proxy_stage import on_stage
+from stages.replay_server import rows, run_one
 
 from forebay.analysis.report.report import build_report
 from forebay.analysis.runs.load import load_runs

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from doc_reference import sections
-from exported_metrics import exported_metrics
+from pages.doc_reference import sections
+from pages.exported_metrics import exported_metrics
 from paths import ROOT, TESTS
 from source_tree import (
     MODULES,

@@ -5,7 +5,7 @@ from itertools import takewhile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from started import printed_with_two_hash_seeds
+from stages.started import printed_with_two_hash_seeds
 
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import BYTES_PER_TOKEN, WORDS, block_text, prompt_text

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 from commands import refusal
-from made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
+from fakes.made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
 from forebay.analysis.cli import compare_app
 from forebay.analysis.compare.compare import Comparison, compare, compare_all, rows_of

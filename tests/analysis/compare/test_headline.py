@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from made_runs import answered, write_run
+from fakes.made_runs import answered, write_run
 
 from forebay.proxy.cli import main
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 
 from forebay.analysis.kv.start_log import parse_start_log
 from forebay.analysis.kv.verify import CacheCheck, verify_log

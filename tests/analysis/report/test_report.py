@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from commands import refusal
-from made_runs import SLOS, answered, refused, write_pair, write_run
+from fakes.made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.charts import svg
 from forebay.analysis.cli import compare_app, report_app

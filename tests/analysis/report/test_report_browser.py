@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_runs import write_pair
+from fakes.made_runs import write_pair
 from ports import free_ports
-from proxy_stage import RawBackend, stage
+from stages.proxy_stage import RawBackend, stage
 
 from forebay.analysis.report.report import build_report
 from forebay.analysis.runs.load import load_runs

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import orjson
 import pytest
 from ports import free_ports
-from replay_server import Server, rows, run_one
+from stages.replay_server import Server, rows, run_one
 
 from forebay.analysis.runs import exporters
 from forebay.analysis.runs.load import load_run

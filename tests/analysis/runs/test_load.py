@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from made_runs import answered, write_run
+from fakes.made_runs import answered, write_run
 
 from forebay.analysis.compare.compare import compare
 from forebay.analysis.compare.headline import headline

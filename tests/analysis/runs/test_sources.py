@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from fakes.made_runs import answered, write_run
 from hdrh.histogram import HdrHistogram
-from made_runs import answered, write_run
 from paths import DATA
 
 from forebay.analysis.compare.compare import compare, definition_notes

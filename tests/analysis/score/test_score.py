@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from replay_server import Server, event, run_one, stream, usage
+from stages.replay_server import Server, event, run_one, stream, usage
 
 from forebay.analysis.score.answer_metrics import METRICS, concordance_index, f1
 from forebay.analysis.score.score import (

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 from known_queue import known_queue, searched, within
-from replay_server import Server, answer, rows, serve
+from stages.replay_server import Server, answer, rows, serve
 
 from forebay.analysis.search.bracket import Bracket, bracket
 from forebay.analysis.search.cli import SearchArguments

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.targets import NotMet, parse_targets

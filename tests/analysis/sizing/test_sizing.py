@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 
 from forebay.analysis.charts.users_and_gpus import Curve, draw
 from forebay.analysis.sizing import guide

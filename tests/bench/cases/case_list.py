@@ -22,7 +22,7 @@ from case_traces import (
     normal,
     uniform,
 )
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 from paths import SHARED
 
 from forebay.replay.engine.config import EngineConfig

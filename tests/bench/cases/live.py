@@ -26,7 +26,7 @@ sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("support", "b
 import numpy as np
 from case_list import CASES, Case
 from case_traces import BLOCK, FixedPrompts, Rows
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 from play import AT_ONCE_S, CHAT_MOST, TARGET_S, Floats, quantile
 from prefix_blocks import play_in_blocks
 from routers.processes import counters

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
-from api_servers import without_api_server
-from parity_scene import NAMES, a_shaper, a_trace
+from fakes.api_servers import without_api_server
+from stages.parity_scene import NAMES, a_shaper, a_trace
 
 from forebay.proxy.api.rejections import rejection
 from forebay.proxy.core.explain.receipt import ERROR_S, DecisionTally, Receipt, Receipts

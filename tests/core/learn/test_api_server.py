@@ -3,8 +3,8 @@
 from math import inf
 
 import pytest
-from api_servers import without_api_server
 from core_requests import document
+from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.learn.api_server import BEFORE_SHARE, PRIOR_SERVER_S_PER_TOKEN, ServerModel

@@ -1,7 +1,7 @@
 """The speed of an engine is learned from prefills, whatever else its first tokens wait for."""
 
 import pytest
-from api_servers import without_api_server
+from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.model import ENOUGH, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper

@@ -5,9 +5,9 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from engine_stage import Cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stages.engine_stage import Cache
 
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks
 from forebay.proxy.core.learn.prefix_cache import KEPT_LEAST

@@ -1,8 +1,8 @@
 """The predicted wait in a prefill queue, and its margin."""
 
 import pytest
-from api_servers import without_api_server
 from core_requests import document
+from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.learn.cost import features
 from forebay.proxy.core.learn.decay import RECENT_S

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from api_servers import without_api_server
+from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tenant_stage import Ask, Stage
+from stages.tenant_stage import Ask, Stage
 
 from forebay.proxy.core.model import CLASSES, Tenant
 

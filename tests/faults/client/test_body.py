@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 from paths import TESTS
-from proxy_stage import Stage, stage
 from pydantic import TypeAdapter, ValidationError
-from raw_client import Oracle, ask, before_oracle, post
+from stages.proxy_stage import Stage, stage
+from stages.raw_client import Oracle, ask, before_oracle, post
 
 from forebay.proxy import app
 from forebay.proxy.api.dialects import COMPLETIONS

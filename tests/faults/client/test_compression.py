@@ -9,7 +9,7 @@ from functools import partial
 
 import orjson
 import pytest
-from raw_client import ask, before_oracle, post
+from stages.raw_client import ask, before_oracle, post
 
 if sys.version_info >= (3, 14):
     from compression import zstd

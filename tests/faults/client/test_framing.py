@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutants import CHUNKED, CHUNKS, NEXT, mutant
-from proxy_stage import Stage, chunk
-from raw_client import (
+from stages.proxy_stage import Stage, chunk
+from stages.raw_client import (
     BODY,
     CLOSE,
     GOOD,

@@ -6,8 +6,8 @@ import resource
 from contextlib import AsyncExitStack
 
 import pytest
-from proxy_stage import chunk, on_stage, settle, silent
-from raw_client import (
+from stages.proxy_stage import chunk, on_stage, settle, silent
+from stages.raw_client import (
     BODY,
     CLOSE,
     GOOD,

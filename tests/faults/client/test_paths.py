@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import DONE, EVENT, USAGE, by_request, on_stage
-from raw_client import (
+from stages.proxy_stage import DONE, EVENT, USAGE, by_request, on_stage
+from stages.raw_client import (
     CLOSE,
     GOOD,
     HOST,

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 from aiohttp import web
-from faulty_backends import streams
-from proxy_stage import USAGE, now, on_stage, settle, silent
-from raw_client import (
+from fakes.faulty_backends import streams
+from stages.proxy_stage import USAGE, now, on_stage, settle, silent
+from stages.raw_client import (
     BODY,
     GOOD,
     HOST,

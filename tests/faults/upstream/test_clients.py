@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from faulty_backends import answers, sends, streams
-from proxy_stage import (
+from fakes.faulty_backends import answers, sends, streams
+from stages.proxy_stage import (
     DONE,
     EVENT,
     ONE_SLOT,
@@ -22,7 +22,7 @@ from proxy_stage import (
     silent,
     whole,
 )
-from raw_client import Raw, little_room
+from stages.raw_client import Raw, little_room
 
 from forebay.proxy.http1.client.client import Origin
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from proxy_stage import on_stage, stream
+from stages.proxy_stage import on_stage, stream
 
 from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
 from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake

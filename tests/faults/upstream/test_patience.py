@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proxy_stage import Stage, settle, stage
+from stages.proxy_stage import Stage, settle, stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import RunningEngine, start_engine

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from faulty_backends import answers, fails, resets
-from proxy_stage import (
+from fakes.faulty_backends import answers, fails, resets
+from stages.proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,

@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from faulty_backends import busy, fails, late, resets, sends
-from proxy_stage import (
+from fakes.faulty_backends import busy, fails, late, resets, sends
+from stages.proxy_stage import (
     DONE,
     EVENT,
     ONE_SLOT,

@@ -8,8 +8,19 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-from faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
-from proxy_stage import DONE, EVENT, Call, RawBackend, Stage, settle, silent, stage, stream, whole
+from fakes.faulty_backends import busy, cuts, fails, faults, malformed, malformed_whole
+from stages.proxy_stage import (
+    DONE,
+    EVENT,
+    Call,
+    RawBackend,
+    Stage,
+    settle,
+    silent,
+    stage,
+    stream,
+    whole,
+)
 
 REQUESTS, AT_ONCE = 1500, 25
 SLOW = {"event without end", "comments without end", "header of 128 KiB"}  # megabytes each

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from faulty_backends import (
+from fakes.faulty_backends import (
     answers,
     busy,
     cuts,
@@ -24,7 +24,7 @@ from faulty_backends import (
     streams,
     waits_for,
 )
-from proxy_stage import (
+from stages.proxy_stage import (
     DONE,
     EVENT,
     ONE_SLOT,

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from proxy_stage import DONE, EVENT, USAGE, WHOLE, RawBackend, stage
+from stages.proxy_stage import DONE, EVENT, USAGE, WHOLE, RawBackend, stage
+from stages.vllm_stage import body_of, failures, nothing_held, payloads, until, words
 from vllm_server import ModelSize, Running, needed_vllm_python, vllm_process, write_model
-from vllm_stage import body_of, failures, nothing_held, payloads, until, words
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.real_time]
 SEATS = 3

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from proxy_stage import (
+from stages.proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from proxy_stage import RawBackend, Stage, stage
+from stages.proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy.http1.server.listen import listen
 from forebay.proxy.http1.server.server import HttpServer

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import on_stage
 from said import Said
+from stages.proxy_stage import on_stage
 
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper

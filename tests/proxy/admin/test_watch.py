@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import Stage, on_stage
+from stages.proxy_stage import Stage, on_stage
 
 from forebay.proxy.admin import watch
 from forebay.proxy.admin.watch import EVERY_S, OVER_S, RECENT_S, of_all_workers

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from proxy_stage import on_stage
+from stages.proxy_stage import on_stage
 
 ORDERED: dict[str, Any] = {"each": {"priority": True}}
 BODY = b'{"prompt": "hello", "max_tokens": 3 } '

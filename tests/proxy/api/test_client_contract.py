@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from body_reading import read_body
 from multidict import CIMultiDict
-from proxy_stage import Stage, on_stage, settle, silent
+from stages.proxy_stage import Stage, on_stage, settle, silent
 
 from forebay.proxy.api.rejections import rejected
 from forebay.proxy.core.model import Reject, Request

@@ -11,8 +11,9 @@ import openai
 import orjson
 import pytest
 from body_reading import read_body
-from faulty_backends import answers, streams
-from proxy_stage import (
+from fakes.faulty_backends import answers, streams
+from fakes.tenant_keys import key_of, keys_of
+from stages.proxy_stage import (
     STREAM_HEAD,
     Call,
     RawBackend,
@@ -26,7 +27,6 @@ from proxy_stage import (
     stage,
     until,
 )
-from tenant_keys import key_of, keys_of
 
 from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.dialects.usage import usage_tokens

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 import pytest
-from faulty_backends import answers, streams
+from fakes.faulty_backends import answers, streams
 from paths import ROOT
-from proxy_stage import STREAM_HEAD, Call, chunk, on_stage
+from stages.proxy_stage import STREAM_HEAD, Call, chunk, on_stage
 
 from forebay.proxy.api.dialects import DIALECTS, Dialect
 

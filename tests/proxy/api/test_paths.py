@@ -1,7 +1,7 @@
 """The paths that are passed on by default are those of vLLM that compute something."""
 
 import pytest
-from proxy_stage import on_stage
+from stages.proxy_stage import on_stage
 
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.config.checks import OPERATOR_PATHS

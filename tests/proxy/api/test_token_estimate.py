@@ -8,7 +8,7 @@ import pytest
 from body_reading import read_body
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_stage import Call, answer, on_stage
+from stages.proxy_stage import Call, answer, on_stage
 
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.token_estimate import MOST, TokenEstimate

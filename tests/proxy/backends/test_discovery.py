@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import RawBackend, Stage, stage
 from said import Said
+from stages.proxy_stage import RawBackend, Stage, stage
 
 from forebay.proxy import reload
 from forebay.proxy.backends.discovery import Discovery

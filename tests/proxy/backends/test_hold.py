@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from faulty_backends import waits_for
-from proxy_stage import (
+from fakes.faulty_backends import waits_for
+from stages.proxy_stage import (
     RawBackend,
     Stage,
     by_request,

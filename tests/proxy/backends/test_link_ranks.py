@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from faulty_backends import answers, late
-from proxy_stage import RawBackend, Stage, by_request, on_stage, stage, until
+from fakes.faulty_backends import answers, late
+from stages.proxy_stage import RawBackend, Stage, by_request, on_stage, stage, until
 
 from forebay.proxy.admin.backend_facts import engine_facts
 from forebay.proxy.backends.discovery import Discovery

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 from body_reading import read_body
-from faulty_backends import answers, resets
-from proxy_stage import (
+from fakes.faulty_backends import answers, resets
+from pydantic import SecretStr
+from stages.proxy_stage import (
     WHOLE,
     Call,
     RawBackend,
@@ -26,7 +27,6 @@ from proxy_stage import (
     until,
     whole,
 )
-from pydantic import SecretStr
 
 from forebay.proxy.api.unshaped_body import prepared
 from forebay.proxy.backends.models import Models, Wanted, configured_models, listed_models

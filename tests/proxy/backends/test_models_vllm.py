@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from proxy_stage import Stage, stage
+from stages.proxy_stage import Stage, stage
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 
 pytestmark = pytest.mark.timeout(400)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from proxy_stage import Call, Stage, answer, error_of, on_stage, settle
-from tenant_keys import key_of, keys_of
+from fakes.tenant_keys import key_of, keys_of
+from stages.proxy_stage import Call, Stage, answer, error_of, on_stage, settle
 
 from forebay.proxy.backends.passing import ACTIVE_S, STEP_TOKENS, PassedOn
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from faulty_backends import busy
-from proxy_stage import (
+from fakes.faulty_backends import busy
+from stages.proxy_stage import (
     DONE,
     EVENT,
     SHARED_LOOP,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from incident_scenes import THRESHOLD, ask, scene_of
-from proxy_stage import RawBackend, Stage, note_a_chat, stage, until
+from stages.incident_scenes import THRESHOLD, ask, scene_of
+from stages.proxy_stage import RawBackend, Stage, note_a_chat, stage, until
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli

@@ -1,12 +1,12 @@
 """Eleven staged incidents: doctor, explain, the live page and the log name the cause first.
 
-`tests/support/incident_scenes.py` stages them. `doctor` looks at the last minute.
+`tests/support/stages/incident_scenes.py` stages them. `doctor` looks at the last minute.
 """
 
 from pathlib import Path
 
-import incident_scenes as scenes
-from incident_scenes import Told
+from stages import incident_scenes as scenes
+from stages.incident_scenes import Told
 
 from forebay.proxy.diagnose.checks import examine
 from forebay.proxy.diagnose.scene import Scene, samples_of

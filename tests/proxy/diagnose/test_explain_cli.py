@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from faulty_backends import late, resets, waits_for
-from proxy_processes import proxy_process
-from proxy_stage import Call, RawBackend, Stage, by_request, on_stage, silent, stage
+from fakes.faulty_backends import late, resets, waits_for
+from stages.proxy_processes import proxy_process
+from stages.proxy_stage import Call, RawBackend, Stage, by_request, on_stage, silent, stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.core.explain.receipt import Receipt

@@ -12,8 +12,8 @@ from math import inf
 from typing import Any
 
 import pytest
-from proxy_stage import on_stage
 from rich.console import Console
+from stages.proxy_stage import on_stage
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose.frame import TimedScene, earlier, frame_of, quantile_of

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 import trustme
-from certificates import CA, on_tls, trusting, write
-from proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, silent, stage
+from fakes.certificates import CA, on_tls, trusting, write
+from stages.proxy_stage import DONE, EVENT, USAGE, RawBackend, Stage, silent, stage
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, client_context, server_context

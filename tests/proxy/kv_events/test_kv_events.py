@@ -19,8 +19,8 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 from ports import free_ports
-from proxy_stage import SHARED_LOOP, Stage, stage
 from said import Said
+from stages.proxy_stage import SHARED_LOOP, Stage, stage
 
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.backends.link import BackendLink

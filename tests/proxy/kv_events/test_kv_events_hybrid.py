@@ -6,7 +6,7 @@
 import msgspec
 import pytest
 from kv_recordings import RECORDINGS, Asked, Recording, read_recording
-from proxy_stage import on_stage
+from stages.proxy_stage import on_stage
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.core.learn.engine_blocks import BlockTranslations, EngineBlocks

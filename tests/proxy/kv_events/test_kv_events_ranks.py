@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 from ports import free_ports
-from proxy_stage import Stage, stage
+from stages.proxy_stage import Stage, stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ports import free_ports
-from proxy_stage import Stage, stage
+from stages.proxy_stage import Stage, stage
 from vllm_server import ModelSize, needed_vllm_python, vllm_server, write_model
 
 from forebay.traces.ground.schema import TraceRequest

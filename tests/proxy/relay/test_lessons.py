@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from body_reading import read_body
-from proxy_stage import (
+from stages.proxy_stage import (
     Call,
     by_request,
     on_stage,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import Stage, stage
+from stages.proxy_stage import Stage, stage
+from stages.vllm_stage import payloads
 from vllm_server import needed_vllm_python, real_model, vllm_process
-from vllm_stage import payloads
 
 from forebay.proxy.cli import main
 from forebay.proxy.core.model import ENOUGH

@@ -1,7 +1,7 @@
 """Servers, and the proxy itself, behind a gateway that puts a path in front of everything."""
 
 import pytest
-from proxy_stage import Call, RawBackend, answer, by_request, error_of, stage
+from stages.proxy_stage import Call, RawBackend, answer, by_request, error_of, stage
 
 from forebay.proxy.config.checks import checked_base_url
 

@@ -5,8 +5,8 @@ import resource
 import time
 
 import pytest
-from proxy_stage import on_stage
 from said import Said
+from stages.proxy_stage import on_stage
 
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.core.model import ServiceClass

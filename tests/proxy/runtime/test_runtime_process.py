@@ -11,9 +11,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from faulty_backends import streams
-from proxy_processes import PATIENCE_S, proxy_process, ready
-from proxy_stage import DONE, EVENT, Call, RawBackend
+from fakes.faulty_backends import streams
+from stages.proxy_processes import PATIENCE_S, proxy_process, ready
+from stages.proxy_stage import DONE, EVENT, Call, RawBackend
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.log_events import LogEvent

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_backends import waits_for
-from proxy_stage import (
+from fakes.faulty_backends import waits_for
+from fakes.tenant_keys import key_of, keys_of
+from said import Said
+from stages.proxy_stage import (
     USAGE,
     WHOLE,
     Call,
@@ -23,8 +25,6 @@ from proxy_stage import (
     silent,
     stage,
 )
-from said import Said
-from tenant_keys import key_of, keys_of
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.state.elsewhere import SILENT_S

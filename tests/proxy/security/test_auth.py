@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from faulty_backends import answers
-from proxy_stage import RawBackend, Stage, error_of, on_stage, whole
+from fakes.faulty_backends import answers
 from said import Said
+from stages.proxy_stage import RawBackend, Stage, error_of, on_stage, whole
 
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.cli import main

@@ -13,11 +13,11 @@ import orjson
 import pytest
 from body_reading import read_body
 from cache_spy import KEYS, Spy, ks_p
+from fakes.tenant_keys import keys_of
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_stage import RawBackend, on_stage, stage
 from pydantic import BaseModel, ConfigDict
-from tenant_keys import keys_of
+from stages.proxy_stage import RawBackend, on_stage, stage
 
 from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret, share_cache_secret

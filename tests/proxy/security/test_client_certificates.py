@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 import trustme
-from certificates import CA, trusting, write
-from proxy_stage import RawBackend, Stage, error_of, on_stage
+from fakes.certificates import CA, trusting, write
+from stages.proxy_stage import RawBackend, Stage, error_of, on_stage
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.http1.tls import HANDSHAKE_S, Handshake, PublicContext

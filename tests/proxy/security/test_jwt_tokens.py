@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import error_of, on_stage, settle
 from said import Said
+from stages.proxy_stage import error_of, on_stage, settle
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_backends import streams
-from proxy_stage import (
+from fakes.faulty_backends import streams
+from fakes.tenant_keys import key_of, keys_of
+from stages.proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,
@@ -20,7 +21,6 @@ from proxy_stage import (
     settle,
     stage,
 )
-from tenant_keys import key_of, keys_of
 
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants

@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 from ports import free_ports
-from proxy_processes import PATIENCE_S, proxy_process
-from proxy_stage import Call, RawBackend, by_request, settle
 from said import Said
+from stages.proxy_processes import PATIENCE_S, proxy_process
+from stages.proxy_stage import Call, RawBackend, by_request, settle
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config

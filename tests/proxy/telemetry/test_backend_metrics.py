@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_stage import (
+from stages.proxy_stage import (
     EVENT,
     STREAM_HEAD,
     WHOLE,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_stage import RawBackend, by_request, settle, silent, stage
 from said import Said
+from stages.proxy_stage import RawBackend, by_request, settle, silent, stage
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config

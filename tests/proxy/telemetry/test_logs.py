@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from faulty_backends import resets, streams
-from proxy_stage import EVENT, RawBackend, by_request, on_stage, stage
+from fakes.faulty_backends import resets, streams
+from stages.proxy_stage import EVENT, RawBackend, by_request, on_stage, stage
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.log_events import LogEvent

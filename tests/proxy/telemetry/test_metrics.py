@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_stage import (
+from stages.proxy_stage import (
     WHOLE,
     Call,
     RawBackend,

@@ -3,7 +3,7 @@
 import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_stage import RawBackend, by_request, stage
+from stages.proxy_stage import RawBackend, by_request, stage
 
 
 def by_model(text: str, name: str) -> dict[str, float]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from faulty_backends import resets
-from proxy_stage import Call, RawBackend, by_request, on_stage, silent, stage
+from fakes.faulty_backends import resets
+from stages.proxy_stage import Call, RawBackend, by_request, on_stage, silent, stage
 
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.logs.tracing import Tracer

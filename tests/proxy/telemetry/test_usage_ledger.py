@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, settle, silent
 from said import Said
+from stages.proxy_stage import Call, RawBackend, Stage, answer, by_request, on_stage, settle, silent
 
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.core.model import Request

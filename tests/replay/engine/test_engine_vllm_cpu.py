@@ -17,8 +17,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from engine_stage import Client, on_server
-from proxy_stage import Stage, stage
+from stages.engine_stage import Client, on_server
+from stages.proxy_stage import Stage, stage
+from stages.vllm_stage import body_of, ended_amid_answers, failures, running, until, waits, words
 from vllm_server import (
     BLOCK_SIZE,
     ModelSize,
@@ -28,7 +29,6 @@ from vllm_server import (
     vllm_process,
     write_model,
 )
-from vllm_stage import body_of, ended_amid_answers, failures, running, until, waits, words
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.calibration.calibrate import kernel_table

@@ -16,8 +16,8 @@ import msgspec
 import orjson
 import pytest
 import zmq
-from engine_stage import Cache
 from ports import free_ports
+from stages.engine_stage import Cache
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig, parse_kv_events

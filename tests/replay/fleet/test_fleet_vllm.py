@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fleet_stage import CONTEXT, Fleet, real_fleet
-from proxy_stage import Stage, stage
+from stages.fleet_stage import CONTEXT, Fleet, real_fleet
+from stages.proxy_stage import Stage, stage
+from stages.vllm_stage import body_of, ended_amid_answers, running, until, words
 from vllm_server import engine_core, needed_vllm_python
-from vllm_stage import body_of, ended_amid_answers, running, until, words
 
 from forebay.replay.fleet.state import start_time
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_vllm import install
+from fakes.fake_vllm import install
 from paths import ROOT
 from vllm_server import ModelSize, write_model
 

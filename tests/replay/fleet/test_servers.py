@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_vllm import children, install, starts
-from fleet_stage import fleet_up, forebay
+from fakes.fake_vllm import children, install, starts
+from stages.fleet_stage import fleet_up, forebay
 from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main

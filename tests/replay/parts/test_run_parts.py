@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from replay_server import rows, run_one, serve, table
+from stages.replay_server import rows, run_one, serve, table
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.virtual_loop import run

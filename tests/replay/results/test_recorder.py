@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from aiohttp import web
-from replay_server import Server, answer, rows, run_one, table
+from stages.replay_server import Server, answer, rows, run_one, table
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from aiohttp import web
-from replay_server import Server, answer, rows, run_one, serve
+from stages.replay_server import Server, answer, rows, run_one, serve
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig

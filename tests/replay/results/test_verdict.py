@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from replay_server import DONE, Behaviour, Server, rows, run_one, stream, table, text, usage
+from stages.replay_server import DONE, Behaviour, Server, rows, run_one, stream, table, text, usage
 
 from forebay.analysis.compare.compare import compare
 from forebay.analysis.compare.headline import headline

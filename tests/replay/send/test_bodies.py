@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from replay_server import Server, rows, run_one, table
+from stages.replay_server import Server, rows, run_one, table
 
 from forebay.proxy.cli import main
 from forebay.replay.plan.keys import read_keys

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replay_server import rows, run_one, table
+from stages.replay_server import rows, run_one, table
 
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.parts import sender

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
-from replay_server import Server, answer, event, run_one, stream, text, usage
-from session_trace import sessions
+from fakes.session_trace import sessions
+from stages.replay_server import Server, answer, event, run_one, stream, text, usage
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig

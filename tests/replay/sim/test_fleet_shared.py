@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
-from shared_fleet import Result, play
+from stages.shared_fleet import Result, play
 
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper

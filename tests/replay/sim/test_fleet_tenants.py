@@ -5,8 +5,8 @@ from statistics import fmean
 
 import pytest
 from overload import ENGINE, Make, Played, chat, mix, poisson, shares
-from shared_fleet import Result
-from shared_fleet import play as play_several
+from stages.shared_fleet import Result
+from stages.shared_fleet import play as play_several
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import Config

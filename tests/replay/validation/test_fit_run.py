@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from commands import forebay
-from made_runs import SCHEMA
+from fakes.made_runs import SCHEMA
 from vllm_server import ModelSize, write_model
 
 from forebay.replay.clock.virtual_loop import run

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 import pytest
-from started import printed_with_two_hash_seeds
+from stages.started import printed_with_two_hash_seeds
 
 from forebay.traces.edit.describe import describe
 from forebay.traces.ground.errors import InputError

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
-from replay_server import MODEL, Server, serve
+from stages.replay_server import MODEL, Server, serve
 from study_runs import PHI, study
 
 from forebay.analysis.charts.heat_map import heat_map

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_model

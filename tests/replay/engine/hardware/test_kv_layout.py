@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvOptions, kv_layout

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_families import COUNTED, REFUSED
-from kv_models import CONFIGS
+from fakes.kv_families import COUNTED, REFUSED
+from fakes.kv_models import CONFIGS
 from paths import ROOT
 from vllm_kv_cache import MEMORY
 from vllm_server import needed_vllm_python

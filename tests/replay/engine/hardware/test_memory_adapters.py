@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 from paths import ROOT
 from vllm_server import needed_vllm_python
 

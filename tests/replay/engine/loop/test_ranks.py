@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from commands import refusal
-from engine_stage import Client, on_server
-from kv_models import CONFIGS
-from proxy_stage import stage
+from fakes.kv_models import CONFIGS
+from stages.engine_stage import Client, on_server
+from stages.proxy_stage import stage
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.loop.ranks import EngineRanks

@@ -15,7 +15,7 @@ from paths import GOLDEN
 sys.path.insert(0, str(Path(__file__).parents[3] / "support"))  # when run as a script
 
 import wire
-from engine_stage import HELLO, chat, completion, get, on_server, post
+from stages.engine_stage import HELLO, chat, completion, get, on_server, post
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.server.options import ServerOptions

@@ -7,7 +7,7 @@ import subprocess
 from urllib.request import urlopen
 
 import pytest
-from engine_stage import COMMAND
+from stages.engine_stage import COMMAND
 
 from forebay.proxy.cli import main
 

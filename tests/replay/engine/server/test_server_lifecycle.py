@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 import wire
-from engine_stage import COMMAND, HELLO, Client, chat, completion, get, on_server
+from stages.engine_stage import COMMAND, HELLO, Client, chat, completion, get, on_server
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig

@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
-from engine_stage import COMMAND
 from ports import free_ports
+from stages.engine_stage import COMMAND
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.options import ServerOptions

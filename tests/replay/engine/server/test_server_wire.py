@@ -14,9 +14,9 @@ from dataclasses import replace
 import aiohttp
 import pytest
 import wire
-from engine_stage import HELLO, Cache, Client, chat, completion, get, on_server, post
 from paths import SHARED
 from prometheus_client.parser import text_string_to_metric_families
+from stages.engine_stage import HELLO, Cache, Client, chat, completion, get, on_server, post
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.kv_events import KvEventsConfig

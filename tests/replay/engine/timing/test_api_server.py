@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from engine_stage import Client, on_server
+from stages.engine_stage import Client, on_server
 
 from forebay.replay.engine.server.server import RunningEngine
 from forebay.replay.engine.timing.api_server import ApiProcess, ApiServer, ServerTimes

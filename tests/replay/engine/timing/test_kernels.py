@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_models import CONFIGS
+from fakes.kv_models import CONFIGS
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu

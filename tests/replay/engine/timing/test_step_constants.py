@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from kv_models import CONFIGS, INFERENCE_SIM
+from fakes.kv_models import CONFIGS, INFERENCE_SIM
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.calibration.play import play

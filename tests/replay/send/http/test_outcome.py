@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from replay_server import (
+from stages.replay_server import (
     DONE,
     Behaviour,
     Server,

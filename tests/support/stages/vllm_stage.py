@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from engine_stage import Client
 from prometheus_client.parser import text_string_to_metric_families
-from proxy_stage import WHOLE, RawBackend, Stage, settle, stage
+from stages.engine_stage import Client
+from stages.proxy_stage import WHOLE, RawBackend, Stage, settle, stage
 
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text

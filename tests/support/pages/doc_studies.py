@@ -1,6 +1,6 @@
 """The figures of docs/research/studies.md, which `make studies` writes.
 
-PYTHONPATH=tests/support python tests/support/doc_studies.py runs/studies
+PYTHONPATH=tests/support python tests/support/pages/doc_studies.py runs/studies
 """
 
 import json
@@ -12,8 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from doc_cli import command_named
-from doc_seeds import SEEDS, h200_table, rows_of, seeds_table
+from pages.doc_cli import command_named
+from pages.doc_seeds import SEEDS, h200_table, rows_of, seeds_table
 from paths import RESULTS, ROOT
 
 from forebay.analysis.experiments.result import Column, cells_of, markdown_table

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import yaml
-from proxy_stage import DONE
+from stages.proxy_stage import DONE
 
 PATIENCE_S = 60.0
 

@@ -4,7 +4,7 @@ import asyncio
 from gzip import compress
 from typing import Literal
 
-from proxy_stage import DONE, EVENT, STREAM_HEAD, USAGE, WHOLE, Call, Serve, answer, chunk
+from stages.proxy_stage import DONE, EVENT, STREAM_HEAD, USAGE, WHOLE, Call, Serve, answer, chunk
 
 END = b"0\r\n\r\n"
 ABORT = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'

@@ -9,9 +9,9 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
+from pages.shown import Ports, blocks, masked
 from paths import ROOT
-from shown import Ports, blocks, masked
-from started import started
+from stages.started import started
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE = "forebay engine --model llama-3-8b --long-prefill-token-threshold 2048"

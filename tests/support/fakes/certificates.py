@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import trustme
-from proxy_stage import RawBackend, Stage, on_stage
+from stages.proxy_stage import RawBackend, Stage, on_stage
 
 CA = trustme.CA()
 

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import cases_page
-import doc_cli as cli
-import doc_reference as reference
-import doc_results as results
-import doc_studies as studies
-from doc_commands import output_of
 from guard_page import decisions
+from pages import doc_cli as cli
+from pages import doc_reference as reference
+from pages import doc_results as results
+from pages import doc_studies as studies
+from pages.doc_commands import output_of
 from paths import ROOT
 
 from forebay.proxy import log_events as events

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from proxy_stage import RawBackend, Stage, silent, stage
+from stages.proxy_stage import RawBackend, Stage, silent, stage
 
 from forebay.proxy.admin.watch import EVERY_S
 from forebay.proxy.diagnose.checks import examine

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy_stage import (
+from stages.proxy_stage import (
     DONE,
     EVENT,
     STREAM_HEAD,
