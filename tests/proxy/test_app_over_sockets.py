@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.faulty_backends import answers, faults, streams, waits_for
+from fakes.faulty_backends import answers, faults, late, streams
 from stages.proxy_stage import (
     DONE,
     EVENT,
@@ -88,7 +88,7 @@ async def test_equal_ids_at_one_time_differ_at_the_server() -> None:
     """vLLM up to 0.11 mixes up two requests of one id."""
     together = asyncio.Event()
 
-    async with on_stage(waits_for(together, whole)) as (on, backends):
+    async with on_stage(late(together, whole)) as (on, backends):
 
         async def ask(path: str) -> str:
             async with on.post(path=path, headers={"x-request-id": "same"}) as response:

@@ -22,7 +22,6 @@ from fakes.faulty_backends import (
     resets,
     sends,
     streams,
-    waits_for,
 )
 from stages.proxy_stage import (
     DONE,
@@ -156,7 +155,7 @@ class TestHangs:
         begun = asyncio.Event()
 
         async with on_stage(
-            waits_for(begun, resets),
+            late(begun, resets),
             silent,
             stream,
             **AHEAD,
@@ -230,7 +229,7 @@ class TestLost:
         """Killed with many in prefill: the share of retries is not for these."""
         dead = asyncio.Event()
 
-        async with on_stage(waits_for(dead, resets), stream, **AHEAD) as (on, backends):
+        async with on_stage(late(dead, resets), stream, **AHEAD) as (on, backends):
             tasks = at_once(on, 40)
             await asyncio.sleep(0.2)
             assert backends[0].open > 5
@@ -342,7 +341,7 @@ class TestServerErrors:
         """Everyone fails at one instant: three are tried again, the others get the 500."""
         together = asyncio.Event()
 
-        async with on_stage(waits_for(together, fails), late(5, stream), **AHEAD) as (on, backends):
+        async with on_stage(late(together, fails), late(5, stream), **AHEAD) as (on, backends):
             backends[1].healthy = False
             await asyncio.sleep(3)
             tasks = at_once(on, 12)

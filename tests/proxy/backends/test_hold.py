@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from fakes.faulty_backends import waits_for
+from fakes.faulty_backends import late
 from stages.proxy_stage import (
     RawBackend,
     Stage,
@@ -106,7 +106,7 @@ async def test_queued_requests_are_held_when_the_last_backend_goes_down() -> Non
     async with on_stage(None, slots=1, buckets=PATIENT, **HOLD) as (on, backends):
         (backend,) = backends
         stays = asyncio.Event()
-        backend.serve, usual = waits_for(stays, by_request), backend.serve
+        backend.serve, usual = late(stays, by_request), backend.serve
         first = asyncio.create_task(status(on))
         await settle()
         second = asyncio.create_task(status(on))

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.faulty_backends import late, resets, waits_for
+from fakes.faulty_backends import late, resets
 from stages.proxy_processes import proxy_process
 from stages.proxy_stage import Call, RawBackend, Stage, by_request, on_stage, silent, stage
 
@@ -83,7 +83,7 @@ async def test_nobody_of_that_name(query: str) -> None:
 async def test_refused_with_the_rule_and_the_figures_then_judged() -> None:
     release = asyncio.Event()
 
-    async with on_stage(waits_for(release, by_request)) as (on, _):
+    async with on_stage(late(release, by_request)) as (on, _):
         long = {**STREAM, "prompt": "x" * 400_000}
         first = asyncio.create_task(post(on, "first", long))
         await asyncio.sleep(0.1)

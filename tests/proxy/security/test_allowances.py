@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.faulty_backends import waits_for
+from fakes.faulty_backends import late
 from fakes.tenant_keys import key_of, keys_of
 from said import Said
 from stages.proxy_stage import (
@@ -100,7 +100,7 @@ async def test_so_many_requests_at_once_waiting_ones_too(tmp_path: Path) -> None
     free = asyncio.Event()
 
     acme = {"max_concurrency": 4}
-    staged = scene_of(tmp_path, waits_for(free, by_request), acme=acme, slots=1, buckets=PATIENT)
+    staged = scene_of(tmp_path, late(free, by_request), acme=acme, slots=1, buckets=PATIENT)
     async with staged as (on, backends):
         tasks = [asyncio.create_task(ask(on)) for _ in range(3)]
         embedding = asyncio.create_task(ask(on, path="/v1/embeddings"))

@@ -63,24 +63,18 @@ async def resets(call: Call) -> None:
     call.reset()
 
 
-def late(seconds: float, serve: Serve) -> Serve:
-    """Do as `serve`, so many seconds later."""
+def late(until: float | asyncio.Event, serve: Serve) -> Serve:
+    """Do as `serve`, so many seconds later or once the event is set."""
 
     async def serves(call: Call) -> None:
-        await asyncio.sleep(seconds)
+        await (until.wait() if isinstance(until, asyncio.Event) else asyncio.sleep(until))
         await serve(call)
 
     return serves
 
 
-def waits_for(until: asyncio.Event, serve: Serve) -> Serve:
-    """Do as `serve` once the event is set."""
-
-    async def serves(call: Call) -> None:
-        await until.wait()
-        await serve(call)
-
-    return serves
+fails = answers(500, b'{"error":"cannot schedule new futures after shutdown"}')
+busy = answers(503, b'{"error":"busy"}')
 
 
 def error_event(message: str, code: int) -> bytes:
@@ -90,19 +84,18 @@ def error_event(message: str, code: int) -> bytes:
 
 def faults() -> dict[str, Serve]:
     """Ways to fail before the client has been sent a byte."""
-    busy_in_stream = STREAM_HEAD + chunk(error_event("busy", 503)) + chunk(DONE) + END
     return {
-        "reset": sends(end="reset"),
+        "reset": resets,
         "close": sends(end="close"),
         "busy": busy,
-        "limited": sends(answer(429, b'{"error":"slow"}', "retry-after: 7"), end="keep"),
-        "broken": sends(answer(500, b"oops"), end="keep"),
-        "busy_in_stream": sends(busy_in_stream, end="keep"),
-        "no_event": sends(STREAM_HEAD + END, end="keep"),
-        "half": sends(STREAM_HEAD + chunk(EVENT[:10]), end="close"),
+        "limited": answers(429, b'{"error":"slow"}', "retry-after: 7"),
+        "broken": answers(500, b"oops"),
+        "busy_in_stream": streams(error_event("busy", 503), DONE),
+        "no_event": streams(),
+        "half": streams(EVENT[:10], end="close"),
         "nonsense": sends(b"HTTP/1.1 banana\r\n\r\n", end="keep"),
         "short": sends(answer(200, WHOLE)[:-5], end="close"),
-        "aborted": sends(STREAM_HEAD + chunk(ABORT) + chunk(DONE) + END, end="keep"),
+        "aborted": streams(ABORT, DONE),
     }
 
 
@@ -128,49 +121,33 @@ def cuts(begin: bytes = STREAM_HEAD + chunk(EVENT)) -> dict[str, Serve]:
     }
 
 
-async def fails(call: Call) -> None:
-    await call.send(answer(500, b'{"error":"cannot schedule new futures after shutdown"}'))
-
-
-async def busy(call: Call) -> None:
-    await call.send(answer(503, b'{"error":"busy"}'))
-
-
 def malformed() -> dict[str, Serve]:
     """Answers that are not HTTP, or that must not be passed on."""
     ok = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-    framed = chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
-
-    field, comments = b"x" * (64 << 10), b": " + b"x" * (64 << 10) + b"\n\n"
-
+    framed = chunk(EVENT) + chunk(DONE) + END
+    chunked = f"{ok}transfer-encoding: chunked\r\n"
+    endless = STREAM_HEAD + chunk(b"event: ") + chunk(b"x" * (64 << 10)) * 100
+    comments = b": " + b"x" * (64 << 10) + b"\n\n"
     return {
         "no status line": sends(b"SSH-2.0-OpenSSH\r\n\r\n"),
         "no status": sends(b"HTTP/1.1 banana\r\n\r\n"),
         "status 999999": sends(b"HTTP/1.1 999999 X\r\n\r\n"),
         "old": sends(b"HTTP/0.9 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + EVENT),
         "header of 128 KiB": sends(f"{ok}x: {'y' * (128 << 10)}\r\n\r\n".encode() + framed),
-        "CL and TE": sends(
-            f"{ok}content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
-        ),
+        "CL and TE": sends(f"{chunked}content-length: 5\r\n\r\n".encode() + framed),
         "two CL": sends(f"{ok}content-length: 5\r\ncontent-length: 6\r\n\r\nhello".encode()),
-        "NUL in a header": sends(f"{ok}x: a\0b\r\ntransfer-encoding: chunked\r\n\r\n".encode()),
-        "CR in a header": sends(f"{ok}x: a\rb: c\r\ntransfer-encoding: chunked\r\n\r\n".encode()),
-        "brotli": sends(
-            f"{ok}content-encoding: br\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
-        ),
-        "gzip that is none": sends(
-            f"{ok}content-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n".encode() + framed
-        ),
+        "NUL in a header": sends(f"{chunked}x: a\0b\r\n\r\n".encode()),
+        "CR in a header": sends(f"{chunked}x: a\rb: c\r\n\r\n".encode()),
+        "brotli": sends(f"{chunked}content-encoding: br\r\n\r\n".encode() + framed),
+        "gzip that is none": sends(f"{chunked}content-encoding: gzip\r\n\r\n".encode() + framed),
         "upgrade": sends(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n"),
         "redirect": sends(answer(307, b"", "location: http://127.0.0.1:9/")),
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
         "whole for a stream": sends(answer(200, WHOLE)),
-        "bad first chunk": sends(f"{ok}transfer-encoding: chunked\r\n\r\nzz\r\n".encode()),
-        "field without end": sends(
-            STREAM_HEAD + chunk(b"event: ") + chunk(field) * 100, end="keep"
-        ),
+        "bad first chunk": sends(f"{chunked}\r\nzz\r\n".encode()),
+        "field without end": sends(endless, end="keep"),
         "comments without end": sends(STREAM_HEAD + chunk(comments) * 100, end="keep"),
-        "error as a text": sends(STREAM_HEAD + chunk(b'data: {"error":"oh"}\n\n')),
+        "error as a text": streams(b'data: {"error":"oh"}\n\n', end="stay"),
     }
 
 
@@ -181,7 +158,7 @@ def malformed_whole() -> dict[str, Serve]:
         "stalled body": sends(stalled),
         "nothing": sends(answer(200, b"")),
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
-        "stream for a whole": sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"),
+        "stream for a whole": sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + END),
         "bad chunk": sends(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
             b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n"
@@ -189,7 +166,5 @@ def malformed_whole() -> dict[str, Serve]:
         "brotli": sends(answer(200, WHOLE, "content-encoding: br")),
         "gzip that is none": sends(answer(200, WHOLE, "content-encoding: gzip")),
         "gzip that is cut": sends(answer(200, compress(WHOLE)[:-9], "content-encoding: gzip")),
-        "gzip with more after it": sends(
-            answer(200, compress(WHOLE) + b"x", "content-encoding: gzip")
-        ),
+        "gzip and more": sends(answer(200, compress(WHOLE) + b"x", "content-encoding: gzip")),
     }
