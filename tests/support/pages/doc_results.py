@@ -239,7 +239,7 @@ def problems() -> str:
         f"*The flag* is vLLM's {FLAG}. Each cell: Forebay, then the best other router, in virtual "
         f"time the best model of a router. Two simulated H200 GPUs, {results().dates()}."
     )
-    return f"{markdown_table(('traffic', *SHORT.values()), rows)}\n\n{about}"
+    return "\n".join([*rows, "", about])
 
 
 SCHEDULER_CELL = "2 GPUs, 80%"
