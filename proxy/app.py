@@ -13,7 +13,7 @@ from aiohttp import web
 
 from forebay.proxy.api import rejections
 from forebay.proxy.api.block_hashes import LARGE_BYTES
-from forebay.proxy.api.body import ParsedBody, Reading, read_fields
+from forebay.proxy.api.body import ParsedBody, ReadSettings, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
 from forebay.proxy.api.json_body import LargeBodies, as_utf8, parse_any
 from forebay.proxy.api.public_paths import methods_of
@@ -90,7 +90,7 @@ class App:
         self._budget.limit = request_bytes(config.limits)
         self._budget.status = config.reject_status
         self._cors = Cors(config.cors_origins)
-        self._reading = Reading(
+        self._reading = ReadSettings(
             estimate=self._estimate,
             block_bytes=config.affinity.block_bytes,
             sdk_timeout=config.admission.sdk_timeout,

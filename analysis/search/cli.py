@@ -53,7 +53,7 @@ SIM_RESOLUTION, HTTP_RESOLUTION = 0.02, 0.05
 app = new_app(help=EXAMPLE)
 
 
-class SimTarget(Protocol):
+class LabTarget(Protocol):
     """The engine options of a `sim:` target, which the lab defines."""
 
     def of_model(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ HEADINGS = {
 @app.command(help=EXAMPLE, headings=HEADINGS)
 @takes_options
 def search_command(
-    arguments: SearchArguments, engines: Annotated[SimTarget, from_lab("sim_target")]
+    arguments: SearchArguments, engines: Annotated[LabTarget, from_lab("sim_target")]
 ) -> None:
     from forebay.analysis.search.result import result_of
     from forebay.analysis.search.search import LoadSearch

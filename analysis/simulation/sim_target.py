@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimTarget(ModelFlags):
+class SimulatedTarget(ModelFlags):
     """vLLM's flags of the simulated engines, as `forebay search` offers them."""
 
     def trials(self, search: "SearchArguments", slos: "tuple[Slo, ...]") -> "SimTrials":

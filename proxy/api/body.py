@@ -63,7 +63,7 @@ class ParsedBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ReadSettings:
     """The settings of a proxy that decide how it reads a body.
 
     Attributes:
@@ -83,7 +83,7 @@ class Reading:
 
 
 def read_fields(
-    reading: Reading,
+    reading: ReadSettings,
     fields: dict[str, Any],
     body: bytes,
     headers: Mapping[str, str],
@@ -207,7 +207,7 @@ def _text_tokens(text: PromptText, estimate: TokenEstimate, tenant: str) -> int:
     return estimate.tokens(len(text.data), tenant)
 
 
-def _quota_tokens(text: PromptText, reading: Reading, tokens: int) -> int:
+def _quota_tokens(text: PromptText, reading: ReadSettings, tokens: int) -> int:
     """Return the tokens that a quota is charged until an engine counts the prompt.
 
     0 for token ids, whose number is exact.

@@ -9,7 +9,7 @@ import orjson
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from forebay.proxy.api.body import Reading, read_fields
+from forebay.proxy.api.body import ReadSettings, read_fields
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.api.json_body import parse
 from forebay.proxy.api.media_tokens import VIDEO_TOKENS
@@ -139,7 +139,7 @@ def check_prompt(body: bytes, chat: bool) -> None:
     """Any bytes are understood, or rejected as malformed; sizes stay in bounds."""
     try:
         asked = read_fields(
-            Reading(estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES),
+            ReadSettings(estimate=TokenEstimate(4.0), block_bytes=BLOCK_BYTES),
             parse(body),
             body,
             {},

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.proxy.api.body import ParsedBody, Reading, read_fields
+from forebay.proxy.api.body import ParsedBody, ReadSettings, read_fields
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS, Dialect
 from forebay.proxy.api.json_body import parse
@@ -28,7 +28,7 @@ def read_body(
     """
     fields = parse(asked) if isinstance(asked, bytes) else asked
     return read_fields(
-        Reading(**{"estimate": TokenEstimate(4.0), "block_bytes": 256, **settings}),
+        ReadSettings(**{"estimate": TokenEstimate(4.0), "block_bytes": 256, **settings}),
         fields,
         asked if isinstance(asked, bytes) else body,
         headers or {},

@@ -23,7 +23,7 @@
     (tenants.py).
     Worth: shortest first 1.3 points; shares 4, 8, 19 points of documents at 1.5, 2, 3 times load.
  5. long_prefills.py: what protects short prompts from long prefills?
-    Constants: in model.py HISTORY, MAJORITY.
+    Constants: HISTORY, MAJORITY of model.py.
     Worth: 2.2 points; several kept clear, 3 to 12 % of goodput and half of the median E2E of
     unshared documents at 1.5 and 2 times load on eight engines; with the flag, up to 40 %.
  6. coalesce.py: which requests wait for another request's prefill? (leaders and followers)

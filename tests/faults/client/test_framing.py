@@ -28,6 +28,8 @@ from stages.raw_client import (
     responses,
 )
 
+from forebay.replay.clock.virtual_loop import run
+
 MUTANTS = int(os.environ.get("FOREBAY_MUTANTS", "400"))
 A_TIME = 20  # mutants before one proxy
 
@@ -364,9 +366,12 @@ def mutants(draw: st.DrawFn) -> list[bytes]:
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(mutants(), min_size=A_TIME, max_size=A_TIME))
-async def test_mutants(batch: list[list[bytes]]) -> None:
+def test_mutants(batch: list[list[bytes]]) -> None:
     """Goal 16: whatever the damage, no dirty and no extra request arrives at the backend."""
 
-    async with before_oracle() as (on, oracle):
-        for parts in batch:
-            await judged(on, oracle, *parts)
+    async def main() -> None:
+        async with before_oracle() as (on, oracle):
+            for parts in batch:
+                await judged(on, oracle, *parts)
+
+    run(main())

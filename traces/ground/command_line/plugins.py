@@ -6,7 +6,7 @@ from typing import Any
 from forebay.traces.ground.errors import InputError
 
 LAB = {
-    "sim_target": "forebay.analysis.simulation.sim_target:SimTarget",
+    "sim_target": "forebay.analysis.simulation.sim_target:SimulatedTarget",
     "simulate_command": "forebay.analysis.simulation.simulate_command:simulate_command",
 }
 """What load tests use of the simulator, which they never import: entry points by name."""
