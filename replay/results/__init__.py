@@ -2,7 +2,7 @@
 
 In reading order: `row` defines the facts about one request, `recorder` collects rows during a run,
 `folder` writes them. `summary` sums up, `verdict` judges the client itself, `cache_warnings` the
-prefix cache, `provenance` records how the run was made, and `commit` finishes it. `progress` shows
-how the run goes, `server_metrics` samples pages of /metrics. `merge` makes one run of several,
-`printed_table` prints the summary. The room imports `send`, `plan` and `clock`.
+prefix cache, `provenance` records how the run was made. `progress` shows how the run goes,
+`server_metrics` samples pages of /metrics. `merge` makes one run of several, `printed_table` prints
+the summary. The room imports `send`, `plan` and `clock`.
 """

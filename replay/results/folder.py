@@ -14,7 +14,7 @@ request is sent, and a failed run leaves the old run unchanged.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -104,8 +104,8 @@ class RunFolder:
         for close in (self.hlog.close, self.table.abandon, self._close_answers):
             with suppress(OSError):
                 close()
-        if self.metrics is not None:
-            with suppress(OSError):
+        with suppress(OSError):
+            if self.metrics is not None:
                 self.metrics.abandon()
         self._remove_partials()
         if isinstance(error, OSError):
@@ -119,7 +119,7 @@ class RunFolder:
         """Complete the files and give each its name."""
         self.hlog.close()
         self.table.close()
-        self._partial(RUN).write_bytes(orjson.dumps(run, option=_INDENTED))
+        self.begin(run)
         self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=_INDENTED))
         (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table next to an old summary
         for name in OPTIONAL:
@@ -136,11 +136,9 @@ class RunFolder:
             self.answers.close()
 
     def _remove_partials(self) -> None:
-        for name in (*FILES, *OPTIONAL):
+        for path in (*map(self._partial, (*FILES, *OPTIONAL)), self.path / ROWS):
             with suppress(OSError):
-                self._partial(name).unlink(missing_ok=True)
-        with suppress(OSError):
-            (self.path / ROWS).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
     def _partial(self, name: str) -> Path:
         return self.path / f"{name}.partial"
@@ -184,16 +182,16 @@ class TableWriter:
         self._rows.append(_VALUES(row))
 
     async def write_rows(self, turn: Callable[[], Awaitable[None]] = _turn) -> None:
-        """Write the rows so far, with a turn of the event loop before each column.
+        """Write the rows so far, with a turn of the event loop after each column.
 
         Rows stay in memory until they are written. So a cancellation loses no row, and `close`
         writes them.
         """
         while rows := self._rows[:GROUP_ROWS]:
             columns = []
-            for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
+            for column in self._columns(rows):
                 await turn()
-                columns.append(self._arrow.array(values, type=field.type))
+                columns.append(column)
             await self._write_beside(columns)
 
     async def _write_beside(self, columns: list[Any]) -> None:
@@ -215,8 +213,7 @@ class TableWriter:
         if self._writer is None:
             return
         if self._rows:
-            columns = zip(zip(*self._rows, strict=True), self._schema, strict=True)
-            self._write([self._arrow.array(values, type=field.type) for values, field in columns])
+            self._write(list(self._columns(self._rows)))
             self._rows = []
         self.abandon()
         self._write_parquet()
@@ -228,6 +225,10 @@ class TableWriter:
         if writer is not None:
             with self._file:
                 writer.close()
+
+    def _columns(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
+            yield self._arrow.array(values, type=field.type)
 
     def _write(self, columns: list[Any]) -> None:
         self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))

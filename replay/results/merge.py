@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
+from itertools import groupby
 from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,9 @@ from forebay.traces.ground.hlog import (
     new_histogram,
     read_overflows,
 )
+
+# Columns that count from the start of the run.
+_TIMES = ("intended_s", "sent_s", "first_s", "last_s", "done_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,6 @@ def _join(files: Sequence[Path], out: BinaryIO) -> None:
             shutil.copyfileobj(answers, out)
 
 
-TIMES = (
-    "intended_s",
-    "sent_s",
-    "first_s",
-    "last_s",
-    "done_s",
-)  # columns that count from the start of the run
-
-
 def _rows(place: Path, start_s: float) -> Iterator[Row]:
     import pyarrow.parquet
 
@@ -109,7 +104,7 @@ def _rows(place: Path, start_s: float) -> Iterator[Row]:
 
 
 def _later(row: Row, start_s: float) -> Row:
-    times = {name: getattr(row, name) for name in TIMES}
+    times = {name: getattr(row, name) for name in _TIMES}
     return replace(row, **{name: at + start_s for name, at in times.items() if at is not None})
 
 
@@ -146,24 +141,17 @@ def _merge_logs(
 ) -> dict[str, Total]:
     """Write one log from several. Intervals that began at about the same time are merged."""
     totals: dict[str, Total] = {}
-    current: dict[str, LogInterval] = {}
-    turn = 0
-
-    def write() -> None:
+    in_order = merge(*logs, key=lambda pair: pair[1].start_s)
+    for _, begun in groupby(in_order, key=lambda pair: round(pair[1].start_s / interval_s)):
+        current: dict[str, LogInterval] = {}
+        for tag, interval in begun:
+            merged = current.get(tag)
+            if merged is None:
+                merged = LogInterval(interval.start_s, interval.length_s, new_histogram())
+            add_into(merged.histogram, interval.histogram)
+            end_s = max(merged.start_s + merged.length_s, interval.start_s + interval.length_s)
+            current[tag] = LogInterval(merged.start_s, end_s - merged.start_s, merged.histogram)
         for tag, interval in current.items():
             writer.write(tag, interval.start_s, interval.length_s, interval.histogram)
             add_into(totals.setdefault(tag, Total()).histogram, interval.histogram)
-        current.clear()
-
-    for tag, interval in merge(*logs, key=lambda pair: pair[1].start_s):
-        if (begun := round(interval.start_s / interval_s)) != turn:
-            write()
-            turn = begun
-        merged = current.get(tag)
-        if merged is None:
-            merged = LogInterval(interval.start_s, interval.length_s, new_histogram())
-        add_into(merged.histogram, interval.histogram)
-        end_s = max(merged.start_s + merged.length_s, interval.start_s + interval.length_s)
-        current[tag] = LogInterval(merged.start_s, end_s - merged.start_s, merged.histogram)
-    write()
     return totals

@@ -7,7 +7,6 @@ from forebay.replay.results.summary import firm, highest_firm
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-    from rich.text import Text
 
 UNKNOWN = "–"
 SHOWN = ("p50", "p90", "p95", "p99", "p99.9", "max")
@@ -41,44 +40,23 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
         )
     # The results of the whole run.
     lag = summary["schedule_lag_ms"]
+    rates = {"requests": "requests", "output tokens": "output_tokens",
+             "prompt tokens": "prompt_tokens", "all tokens": "total_tokens"}  # fmt: skip
+    shown = (f"{name} {_number(summary[f'{key}_per_s'], 2)}/s" for name, key in rates.items())
+    since_s = summary["verdict_at_s"]
+    since = "" if since_s is None else f" from second {since_s:.1f} on"
     lines = [
+        f"answered: {'   '.join(shown)}",
         f"hit ratio {_number(summary['hit_ratio'], 3)}   "
         f"attainment {_number(summary['attainment'], 3)}   "
         f"offered {_number(summary['offered_rate_per_s'], 2)}/s   "
         f"schedule lag p50 {_ms(firm(lag, 'p50'))} p99 {_ms(firm(lag, 'p99'))} "
         f"max {_ms(lag['max'])}",
         f"rejected {_counts(summary['rejected'])}   failed {_counts(summary['failed'])}",
-        f"verdict: {summary['verdict']} ({summary['verdict_reason']})",
+        f"verdict: {summary['verdict']} ({summary['verdict_reason']}){since}",
+        *unanswered_lines(summary),
     ]
-    lines += unanswered_lines(summary)
-    if summary["verdict_at_s"] is not None:
-        lines[2] += f" from second {summary['verdict_at_s']:.1f} on"
-    return Group(
-        table, _rates(summary), *(Text(line) for line in lines), _quantities(summary, buckets)
-    )
-
-
-QUANTITIES = {
-    "TTFT": "ttft_ms",
-    "TPOT": "tpot_ms",
-    "ITL": "itl_ms",
-    "E2E": "e2e_ms",
-    "stall": "stall_ms",
-    "queue": "queue_ms",
-}
-
-
-def _rates(summary: dict[str, Any]) -> "Text":
-    from rich.text import Text
-
-    names = {
-        "requests": "requests_per_s",
-        "output tokens": "output_tokens_per_s",
-        "prompt tokens": "prompt_tokens_per_s",
-        "all tokens": "total_tokens_per_s",
-    }
-    shown = (f"{name} {_number(summary[key], 2)}/s" for name, key in names.items())
-    return Text(f"answered: {'   '.join(shown)}")
+    return Group(table, *map(Text, lines), _quantities(summary, buckets))
 
 
 def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
@@ -89,8 +67,8 @@ def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":
     for name in ("quantity", *SHOWN):
         table.add_column(name, justify="left" if name == "quantity" else "right")
     for bucket in buckets:
-        for name, key in QUANTITIES.items():
-            figures = summary[key][bucket]
+        for name in ("TTFT", "TPOT", "ITL", "E2E", "stall", "queue"):
+            figures = summary[f"{name.lower()}_ms"][bucket]
             if figures["count"]:
                 table.add_row(f"{bucket} {name}", *(_ms(firm(figures, share)) for share in SHOWN))
     if summary["sessions"]:
@@ -112,16 +90,13 @@ def _highest(figures: dict[str, Any], name: str) -> str:
 
 def unanswered_lines(summary: dict[str, Any]) -> list[str]:
     """Return one line for each kind of unanswered request that has words of the server."""
-    return [
-        f"{_kind(kind)}: {kind['requests']:,} requests; the first one: {kind['said']}"
-        for kind in summary["unanswered"]
-        if kind["said"]
-    ]
-
-
-def _kind(kind: dict[str, Any]) -> str:
-    status = "" if kind["status"] in (None, 200) else f" (HTTP {kind['status']})"
-    return f"{kind['reason']}{status}"
+    lines = []
+    for kind in summary["unanswered"]:
+        if kind["said"]:
+            status = "" if kind["status"] in (None, 200) else f" (HTTP {kind['status']})"
+            requests = f"{kind['requests']:,} requests; the first one: {kind['said']}"
+            lines.append(f"{kind['reason']}{status}: {requests}")
+    return lines
 
 
 def _ms(value: float | None) -> str:

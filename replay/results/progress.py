@@ -30,7 +30,7 @@ def watching(
     It shows the progress and samples /metrics. `report` replaces the progress line in a part of a
     replay.
     """
-    progress = _shown(options, report)
+    progress = report or (None if options.quiet or is_quiet() else _progress_line())
     if not options.metrics:
         return progress
 
@@ -43,11 +43,7 @@ def watching(
     return show_and_sample
 
 
-def _shown(options: ReplayOptions, report: Progress | None) -> Progress | None:
-    if report is not None:
-        return report
-    if options.quiet or is_quiet():
-        return None
+def _progress_line() -> Progress:
     if not sys.stderr.isatty():
         return print_progress
     import rich.live  # noqa: F401 - `show_progress` uses it: import it now, not during the run

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.send.http.connection import CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from forebay.replay.send.http.measure import DEFINITIONS
@@ -22,13 +23,11 @@ def run_record(plan: ReplayPlan, started_unix_s: float, ended: str) -> dict[str,
         started_unix_s: the wall clock at second 0.
     """
     options, source, scan, schedule = plan.options, plan.source, plan.scan, plan.schedule
-    arrivals = schedule.arrivals
-    # All times of the run count from this moment.
-    started = datetime.fromtimestamp(started_unix_s, UTC)
-    # What was planned, and how it was sent.
+    arrivals, loop = schedule.arrivals, type(asyncio.get_running_loop())
+    # What was planned, and how it was sent. All times of the run count from its start.
     return {
         "run_id": plan.run_id,
-        "started_at": started.isoformat(),
+        "started_at": datetime.fromtimestamp(started_unix_s, UTC).isoformat(),
         "started_unix_s": started_unix_s,
         "ended": ended,
         "trace": {
@@ -44,12 +43,7 @@ def run_record(plan: ReplayPlan, started_unix_s: float, ended: str) -> dict[str,
         "arrivals": str(arrivals),
         "think_s": options.think_s,
         "turns": "wait" if scan.linked and options.turns == "wait" else "trace",
-        "history": options.history,
-        "lengths": options.lengths,
-        "rate_per_s": options.rate_per_s,
-        "speed": options.speed,
-        "duration_s": options.duration_s,
-        "time_scale": options.time_scale,
+        **_of(options, "history", "lengths", "rate_per_s", "speed", "duration_s", "time_scale"),
         "schedule": {
             "requests": schedule.count,
             "window_s": schedule.window_s,
@@ -60,13 +54,9 @@ def run_record(plan: ReplayPlan, started_unix_s: float, ended: str) -> dict[str,
         "metrics": list(options.metrics),
         "random_weights": plan.served.random_weights,
         "max_model_len": source.limit,
-        "endpoint": options.endpoint,
-        "salt": options.salt,
-        "too_long": options.too_long,
+        **_of(options, "endpoint", "salt", "too_long"),
         "max_in_flight": arrivals.closed or options.max_in_flight,
-        "processes": options.processes,
-        "ray": options.ray,
-        "warmup": options.warmup,
+        **_of(options, "processes", "ray", "warmup"),
         "timeouts_s": {
             "connect_wall": CONNECT_TIMEOUT_S,
             "first_token": options.first_token_timeout_s,
@@ -80,16 +70,15 @@ def run_record(plan: ReplayPlan, started_unix_s: float, ended: str) -> dict[str,
             "python": platform.python_version(),
             **{name: _version(name) for name in _PACKAGES},
         },
-        "loop": _loop_name(),
+        "loop": f"{loop.__module__}.{loop.__qualname__}",
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "definitions": DEFINITIONS,
     }
 
 
-def _loop_name() -> str:
-    kind = type(asyncio.get_running_loop())
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _of(options: ReplayOptions, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
 
 
 def _version(package: str) -> str | None:

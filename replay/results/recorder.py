@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter
 from typing import Any, BinaryIO
 
 import orjson
@@ -19,7 +18,7 @@ from hdrh.histogram import HdrHistogram
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.results.folder import TableWriter
-from forebay.replay.results.row import Row, never_sent_row, row_of
+from forebay.replay.results.row import TIMES_OF_ROW, Row, never_sent_row, row_of
 from forebay.replay.results.summary import METRICS, RunTotals
 from forebay.replay.send.http.exchange import ClientExchange
 from forebay.replay.send.http.measure import Latency, measure
@@ -29,10 +28,6 @@ from forebay.traces.ground.schema import TraceRequest
 
 LEAST_FLUSH_WALL_S = 0.25
 LOGGED = ("sched_lag", "reject", *METRICS.values())
-OF_ROW = {
-    metric: attrgetter(f"{metric}_s")
-    for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
-}
 LIVE_COUNTS = ("sent", "done", "rejected", "failed", "unread")
 LOGGED_TOGETHER = 64  # the garbage collector searches all unrecorded requests
 RECORDED_TOGETHER = 4  # a step takes a fifth of a millisecond, the most that it delays an arrival
@@ -192,7 +187,7 @@ class Recorder:
         done = [row for row, _ in ended if row.outcome == "ok"]
         waits_ms = _known(row.queue_ms for row in done)
         log.record_each(tags["queue_wait"], [wait_ms / 1e3 for wait_ms in waits_ms])
-        for metric, of_row in OF_ROW.items():
+        for metric, of_row in TIMES_OF_ROW.items():
             log.record_each(tags[metric], _known(map(of_row, done)))
         for row, latency in ended:
             if row.outcome == "ok":
@@ -236,26 +231,21 @@ async def flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTim
     many times a second, and arrivals would be late: 3 ms at 3,000/s. Virtual time has no
     late arrivals.
     """
+    due_s = every_s = interval_s(clock.scale)
     if not clock.virtual:
         gc.disable()
     try:
-        await _flush_every_interval(recorder, clock, spare)
+        while True:
+            left_s = clock.wall(due_s - clock.now())
+            try:
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await recorder.many.wait()
+                await recorder.catch_up(spare)
+            except TimeoutError:
+                await recorder.flush(clock.now(), spare)
+                if not clock.virtual:
+                    await spare.turn()
+                    gc.collect()
+                due_s += every_s
     finally:
         gc.enable()
-
-
-async def _flush_every_interval(recorder: Recorder, clock: Clock, spare: SpareTime) -> None:
-    every_s = interval_s(clock.scale)
-    due_s = every_s
-    while True:
-        left_s = clock.wall(due_s - clock.now())
-        try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                await recorder.many.wait()
-            await recorder.catch_up(spare)
-        except TimeoutError:
-            await recorder.flush(clock.now(), spare)
-            if not clock.virtual:
-                await spare.turn()
-                gc.collect()
-            due_s += every_s

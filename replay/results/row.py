@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from forebay.traces.ground.schema import TraceRequest
@@ -85,6 +86,17 @@ class Row:
 
 
 _UNDEFINED = dict.fromkeys(Row.__slots__)
+# Times of a completed request, each the column of a metric of the log.
+TIMES_OF_ROW = {
+    metric: attrgetter(f"{metric}_s")
+    for metric in ("ttft_response", "ttft_service", "e2e_response", "e2e_service", "tpot", "stall")
+}
+# Columns in a row that are attributes of one object, in the order of the columns.
+_OF_REQUEST = attrgetter("session", "tenant", "document", "input_tokens", "output_tokens")
+_COUNTS = attrgetter("prompt_tokens", "cached_tokens", "output_tokens", "intended_s", "sent_s")
+_LATENCIES = attrgetter("pacing_lag_s", "cap_wait_s", *(f"{metric}_s" for metric in TIMES_OF_ROW))
+_ENDING = attrgetter("queue_ms", "status", "outcome", "reason", "retry_after_s",
+                     "reject_latency_s", "backend", "request_id")  # fmt: skip
 
 
 def row_of(
@@ -95,42 +107,21 @@ def row_of(
     task: str | None,
 ) -> Row:
     """Make the row of a request that was sent."""
-    return Row(
-        id=request.id,
-        bucket=bucket,
-        session=request.session,
-        tenant=request.tenant,
-        document=request.document,
-        input_tokens=request.input_tokens,
-        asked_tokens=request.output_tokens,
-        prompt_tokens=exchange.prompt_tokens,
-        cached_tokens=exchange.cached_tokens,
-        output_tokens=exchange.output_tokens,
-        intended_s=exchange.intended_s,
-        sent_s=exchange.sent_s,
-        first_s=latency.first_s,
-        last_s=latency.last_s,
-        done_s=exchange.done_s,
-        pacing_lag_s=latency.pacing_lag_s,
-        cap_wait_s=latency.cap_wait_s,
-        ttft_response_s=latency.ttft_response_s,
-        ttft_service_s=latency.ttft_service_s,
-        e2e_response_s=latency.e2e_response_s,
-        e2e_service_s=latency.e2e_service_s,
-        tpot_s=latency.tpot_s,
-        stall_s=latency.stall_s,
-        queue_ms=exchange.queue_ms,
-        status=exchange.status,
-        outcome=exchange.outcome,
-        reason=exchange.reason,
-        retry_after_s=exchange.retry_after_s,
-        reject_latency_s=exchange.reject_latency_s,
-        backend=exchange.backend,
-        request_id=exchange.request_id,
-        tokens_estimated=exchange.events.estimated if latency.first_s is not None else None,
-        said=None if exchange.outcome == "ok" else exchange.said,
-        task=task,
+    values: tuple[Any, ...] = (
+        request.id,
+        bucket,
+        *_OF_REQUEST(request),
+        *_COUNTS(exchange),
+        latency.first_s,
+        latency.last_s,
+        exchange.done_s,
+        *_LATENCIES(latency),
+        *_ENDING(exchange),
+        exchange.events.estimated if latency.first_s is not None else None,
+        None if exchange.outcome == "ok" else exchange.said,
+        task,
     )
+    return Row(*values)
 
 
 def never_sent_row(
@@ -160,17 +151,10 @@ def row_with(
 
 def log_row(log: "IntervalLog", row: Row) -> None:
     """Record the times of a request whose gaps between tokens are not known."""
-    served_ms = row.queue_ms if row.outcome == "ok" else None  # rejected requests: `reject`
-    values = {
-        "queue_wait": None if served_ms is None else served_ms / 1e3,
-        "reject": row.reject_latency_s,
-        "ttft_response": row.ttft_response_s,
-        "ttft_service": row.ttft_service_s,
-        "e2e_response": row.e2e_response_s,
-        "e2e_service": row.e2e_service_s,
-        "tpot": row.tpot_s,
-        "stall": row.stall_s,
-    }
-    for metric, value in values.items():
-        if value is not None:
+    if row.queue_ms is not None and row.outcome == "ok":  # rejected requests: `reject`
+        log.record(f"queue_wait.{row.bucket}", row.queue_ms / 1e3)
+    if row.reject_latency_s is not None:
+        log.record(f"reject.{row.bucket}", row.reject_latency_s)
+    for metric, of_row in TIMES_OF_ROW.items():
+        if (value := of_row(row)) is not None:
             log.record(f"{metric}.{row.bucket}", value)

@@ -8,7 +8,6 @@ the first sample on. Code that prints a percentile must check `is_firm` first.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.replay.plan.slo import Slo, meets, session_limit_s
@@ -126,13 +125,6 @@ def task_figures(seconds: Iterable[float]) -> dict[str, Any]:
     return {"sessions": len(times), "session_e2e_ms": {"all": figures}}
 
 
-@dataclass(slots=True)
-class _Rejects:
-    histogram: Any = field(default_factory=new_histogram)
-    worst_s: float = 0.0
-    with_retry_after: int = 0
-
-
 class RunTotals:
     """The running totals of one run."""
 
@@ -153,14 +145,16 @@ class RunTotals:
         self._missing: Counter[str] = Counter()
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._done_prompt_tokens = self._done_output_tokens = 0  # completed requests only
+        self._done_output_tokens = 0  # completed requests only
         self._cached_known = False
         # The trace's count of the prompts whose tokens `_prompt_tokens` counts.
         self.counted_input_tokens = 0
         self._by_backend: Counter[str] = Counter()
         self._estimated = 0
         self._without_output = 0
-        self._rejects = _Rejects()
+        self._rejects: Any = new_histogram()
+        self._worst_reject_s = 0.0
+        self._with_retry_after = 0
         self._tasks = TaskTimes()
         self._session_limit_s = session_limit_s(slos)
         self._good_of_task: dict[str, Counter[str]] = {}  # by bucket; counted if the task is
@@ -168,10 +162,10 @@ class RunTotals:
         self._said: dict[tuple[str, str, int | None], str] = {}
 
     def add(self, row: Row) -> None:
-        # Counts of all requests.
         self.requests += 1
         self._intended[row.bucket] += 1
-        self._tasks.add(row.task, row.intended_s, _answered_s(row))
+        answered_s = row.last_s if row.outcome == "ok" else None
+        self._tasks.add(row.task, row.intended_s, answered_s)
         if row.done_s is not None:
             self.last_done_s = max(self.last_done_s, row.done_s)
         if row.intended_s is not None and row.pacing_lag_s is not None:
@@ -183,10 +177,12 @@ class RunTotals:
             if row.cached_tokens is not None:
                 self._cached_known = True
                 self._cached_tokens += row.cached_tokens
-        # Then the outcome: completed, or the reason why not.
         if row.outcome == "ok":
             self._completed(row)
-            return
+        else:
+            self._missed(row)
+
+    def _missed(self, row: Row) -> None:
         self._missing[row.bucket] += 1
         kind = row.outcome, row.reason or "unknown", row.status
         self._unanswered[kind] += 1
@@ -195,16 +191,15 @@ class RunTotals:
         if row.outcome == "rejected":
             self.rejected[row.reason or "unknown"] += 1
             if row.reject_latency_s is not None:
-                self._rejects.histogram.record_value(to_us(row.reject_latency_s))
-                self._rejects.worst_s = max(self._rejects.worst_s, row.reject_latency_s)
-            self._rejects.with_retry_after += row.retry_after_s is not None
+                self._rejects.record_value(to_us(row.reject_latency_s))
+                self._worst_reject_s = max(self._worst_reject_s, row.reject_latency_s)
+            self._with_retry_after += row.retry_after_s is not None
         else:
             self.failed[row.reason or "unknown"] += 1
             self._unsent[row.bucket] += row.reason == "never_sent"
 
     def _completed(self, row: Row) -> None:
         self.completed += 1
-        self._done_prompt_tokens += row.prompt_tokens or 0
         self._done_output_tokens += row.output_tokens or 0
         self._estimated += row.tokens_estimated or False
         self._without_output += row.first_s is None
@@ -252,7 +247,9 @@ class RunTotals:
             if tasks_s[task] <= self._session_limit_s:
                 by_bucket += in_time
         good = by_bucket.total()
-        judged_by_bucket = self._intended - (self._unsent if ended == INTERRUPTED else Counter())
+        seen = self._seen()
+        cached = self._cached_tokens if self._cached_known else None
+        due = self._intended - (self._unsent if ended == INTERRUPTED else Counter())
         figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
@@ -264,25 +261,19 @@ class RunTotals:
             "offered_rate_per_s": _ratio(self.requests - self.failed["never_sent"], window_s),
             **throughput(
                 self.completed,
-                self._known(self._done_prompt_tokens, self.lengths.uncounted_prompts),
+                self._known(self.lengths.prompt_tokens, self.lengths.uncounted_prompts),
                 self._known(self._done_output_tokens, self.lengths.uncounted),
                 self.last_done_s,
             ),
             "goodput_per_s": _ratio(good, window_s),
-            "goodput_by_bucket_per_s": {
-                name: _ratio(by_bucket[name], window_s) for name in self._seen()
-            },
-            "attainment": _ratio(good, judged_by_bucket.total()),
-            "attainment_by_bucket": {
-                name: _ratio(by_bucket[name], judged_by_bucket[name]) for name in self._seen()
-            },
-            "requests_by_bucket": {name: self._intended[name] for name in self._seen()},
+            "goodput_by_bucket_per_s": {name: _ratio(by_bucket[name], window_s) for name in seen},
+            "attainment": _ratio(good, due.total()),
+            "attainment_by_bucket": {name: _ratio(by_bucket[name], due[name]) for name in seen},
+            "requests_by_bucket": {name: self._intended[name] for name in seen},
             "slos": [str(slo) for slo in self._slos],
-            "hit_ratio": (
-                _ratio(self._cached_tokens, self._prompt_tokens) if self._cached_known else None
-            ),
+            "hit_ratio": None if cached is None else _ratio(cached, self._prompt_tokens),
             "prompt_tokens": self._prompt_tokens,
-            "cached_tokens": self._cached_tokens if self._cached_known else None,
+            "cached_tokens": cached,
             "prompt_tokens_per_backend": dict(sorted(self._by_backend.items())),
             "verdict": judged.word,
             "verdict_reason": judged.reason,
@@ -293,9 +284,9 @@ class RunTotals:
             "late_arrivals": self.lateness.late,
             "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
             "reject_ms": {
-                **distribution_ms(self._rejects.histogram),
-                "max_wall": self._rejects.worst_s / scale * 1e3 if self.rejected else None,
-                "with_retry_after": self._rejects.with_retry_after,
+                **distribution_ms(self._rejects),
+                "max_wall": self._worst_reject_s / scale * 1e3 if self.rejected else None,
+                "with_retry_after": self._with_retry_after,
             },
             "itl_estimated": self._estimated,
             "completed_without_output": self._without_output,
@@ -313,15 +304,10 @@ class RunTotals:
 
     def _first_words(self) -> list[dict[str, Any]]:
         """Return the kinds of unanswered requests, the most frequent first, with first words."""
+        names = ("outcome", "reason", "status")
         return [
-            {
-                "outcome": outcome,
-                "reason": reason,
-                "status": status,
-                "requests": count,
-                "said": self._said.get((outcome, reason, status)),
-            }
-            for (outcome, reason, status), count in self._unanswered.most_common()
+            {**dict(zip(names, kind, strict=True)), "requests": count, "said": self._said.get(kind)}
+            for kind, count in self._unanswered.most_common()
         ]
 
     def _seen(self) -> list[str]:
@@ -345,11 +331,6 @@ class RunTotals:
             histogram = total.histogram if total is not None else new_histogram()
             figures[name] = distribution_ms(histogram, missing[name])
         return figures
-
-
-def _answered_s(row: Row) -> float | None:
-    """Return when the last output of a complete answer came."""
-    return row.last_s if row.outcome == "ok" else None
 
 
 def _ratio(part: float, whole: float) -> float | None:

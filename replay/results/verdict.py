@@ -60,15 +60,15 @@ def judge_answers(
     if ended == INTERRUPTED:
         sent = f"{requests - unsent:,} of {requests:,} requests had been sent"
         return RunVerdict(INTERRUPTED, f"stopped after {sent}")
-    if requests and not completed:
-        missing = {**rejected, **failed}
-        why = ", ".join(f"{name} {count:,}" for name, count in missing.items())
-        return RunVerdict(FAILED, f"none of {requests:,} requests was answered: {why}")
     lost = sum(failed.values())
-    if lost > MOST_LOST * requests:
-        why = ", ".join(f"{name} {count:,}" for name, count in failed.items())
-        return RunVerdict(FAILED, f"{lost:,} of {requests:,} requests were lost: {why}")
-    return None
+    if requests and not completed:
+        words, missing = f"none of {requests:,} requests was answered", {**rejected, **failed}
+    elif lost > MOST_LOST * requests:
+        words, missing = f"{lost:,} of {requests:,} requests were lost", dict(failed)
+    else:
+        return None
+    why = ", ".join(f"{name} {count:,}" for name, count in missing.items())
+    return RunVerdict(FAILED, f"{words}: {why}")
 
 
 @dataclass(slots=True)
@@ -169,38 +169,21 @@ class Lateness:
         """Make the verdict. In a `closed` loop a request is due when its slot is free."""
         if not self.arrivals:
             return RunVerdict("client-limited", "nothing was sent", 0.0)
-        allowed = max(1.0, LATE_SHARE * self.arrivals)
-        worst = self.late
-        limit = f"{self.limit_s * 1e3:g} ms"
-        # In a closed loop the in-flight limit is the plan, so only the client can be late.
-        if closed:
-            late = f"{worst:,} of {self.arrivals:,} requests left more than {limit}"
-            words = f"{late} after their slot was free"
-            if worst <= allowed:
-                return RunVerdict("valid", words)
-            return RunVerdict(
-                "client-limited",
-                f"{words} because this machine was busy; use a faster one, fewer requests in "
-                "flight or a lower time scale",
-                self.client_from_s,
-            )
-        if worst <= allowed:
-            return RunVerdict(
-                "valid",
-                f"{worst:,} of {self.arrivals:,} requests left more than {limit} late",
-            )
-        # Name the larger cause, which has its own remedy.
-        if self.cap_late >= self.client_late:
-            return RunVerdict(
-                "cap-limited",
-                f"{self.cap_late:,} of {self.arrivals:,} requests waited more than {limit} for "
-                "--max-in-flight; raise it",
-                self.cap_from_s,
-            )
+        late = f"{self.late:,} of {self.arrivals:,} requests"
+        limit = f"more than {self.limit_s * 1e3:g} ms"
+        left = f"{late} left {limit} {'after their slot was free' if closed else 'late'}"
+        if self.late <= max(1.0, LATE_SHARE * self.arrivals):
+            return RunVerdict("valid", left)
+        # Name the larger cause, which has its own remedy. In a closed loop the in-flight limit is
+        # the plan, so only the client can be late.
+        if self.cap_late >= self.client_late and not closed:
+            words = f"{late} waited {limit} for --max-in-flight; raise it"
+            return RunVerdict("cap-limited", words, self.cap_from_s)
+        fewer = "fewer requests in flight" if closed else "a lower rate"
         return RunVerdict(
             "client-limited",
-            f"{self.client_late:,} of {self.arrivals:,} requests left more than {limit} late "
-            "because this machine was busy; use a faster one, a lower rate or a lower time scale",
+            f"{left} because this machine was busy; use a faster one, {fewer} or a lower time "
+            "scale",
             self.client_from_s,
         )
 

@@ -17,8 +17,10 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.results import folder as run_folder
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.recorder import Recorder
+from forebay.replay.results.row import Row, row_of
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.http.exchange import ClientExchange
+from forebay.replay.send.http.measure import Latency
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.hlog import HlogWriter, IntervalLog, read_hlog
@@ -39,6 +41,27 @@ def answered(number: int) -> tuple[TraceRequest, ClientExchange]:
 def counts(folder: Path) -> dict[str, int]:
     logs = read_hlog(folder / "latency.hlog")
     return {tag: sum(one.histogram.total_count for one in logs[tag]) for tag in logs}
+
+
+# ---- the columns
+
+
+def test_each_value_of_a_request_is_in_the_column_of_its_name() -> None:
+    request, exchange = answered(1)
+    for number, name in enumerate(set(ClientExchange.__slots__) - {"events", "outcome"}):
+        setattr(exchange, name, number)
+    exchange.outcome = "failed"
+    latency = Latency(*range(100, 100 + len(Latency.__slots__)))
+    row = row_of(request, "chat", exchange, latency, "a task")
+    of_latency = set(Latency.__slots__)
+    for part, names in (
+        (latency, of_latency),
+        (exchange, set(ClientExchange.__slots__) - of_latency),
+    ):
+        for name in names & set(Row.__slots__):
+            assert getattr(row, name) == getattr(part, name), name
+    asked = row.id, row.bucket, row.input_tokens, row.asked_tokens, row.task
+    assert asked == ("r1", "chat", 32, 2, "a task")
 
 
 # ---- the end of a run during a flush
