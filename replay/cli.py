@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from forebay.replay.plan.keys import read_keys
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import say
 from forebay.replay.plan.schedule import KINDS, parse_arrivals
 from forebay.replay.plan.slo import parse_slos
+from forebay.replay.plan.target import read_keys
 from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from forebay.replay.plan.schedule import Arrivals
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 
@@ -45,7 +46,6 @@ class Agenda:
     turns: dict[int, Turn] = field(default_factory=dict)
     pace: float = 1.0
     _next: dict[int, list[int]] = field(default_factory=dict)
-    _size: dict[int, int] = field(default_factory=dict)
     _left: dict[int, int] = field(default_factory=dict)
     _root_due_s: dict[int, float] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Agenda:
     def session_over(self, index: int) -> bool:
         """Record that a request has ended. True if it was the last request of its root."""
         root = self.root_of(index)
-        self._left[root] = self._left.get(root, self._size[root]) - 1
+        self._left[root] -= 1
         return not self._left[root]
 
     def root_of(self, index: int) -> int:
@@ -111,11 +111,28 @@ def link(rows: Sequence[TraceRequest], name: str, *, lenient: bool = False) -> A
         places[row.id] = index
         if not before:
             agenda.roots.append(index)
-            agenda._size[index] = 1
+            agenda._left[index] = 1
             continue
         root = agenda.root_of(before[0])
         agenda.turns[index] = Turn(root, len(before))
-        agenda._size[root] += 1
+        agenda._left[root] += 1
         for place in before:
             agenda._next.setdefault(place, []).append(index)
     return agenda
+
+
+def root_rate(agenda: Agenda, rate_per_s: float | None) -> float | None:
+    """Return the rate of the roots at which all requests have this rate."""
+    return None if rate_per_s is None else rate_per_s * len(agenda.roots) / len(agenda.rows)
+
+
+def root_pace(
+    agenda: Agenda, arrivals: Arrivals, rate_per_s: float | None, speed: float | None
+) -> float:
+    """Return the rate of the roots as a multiple of the trace's own, 1.0 if their gaps are new."""
+    if speed is not None:
+        return speed
+    if rate_per_s is None or arrivals.kind != "trace":
+        return 1.0
+    first_s, last_s = (agenda.rows[agenda.roots[place]].arrival_s for place in (0, -1))
+    return (last_s - first_s) * rate_per_s / (len(agenda.roots) - 1)

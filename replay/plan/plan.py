@@ -1,16 +1,16 @@
 """Make the plan of a replay: all that is decided before the first request is sent."""
 
 import sys
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
 
 import aiohttp
 
-from forebay.replay.plan.agenda import Agenda
-from forebay.replay.plan.due_times import plan_schedule
+from forebay.replay.plan.agenda import Agenda, link, root_pace, root_rate
 from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.plan.schedule import Schedule
+from forebay.replay.plan.schedule import Schedule, make_schedule
 from forebay.replay.plan.slo import Slo, check_sessions
 from forebay.replay.plan.source import Scan, TraceSource
 from forebay.replay.plan.target import Served, Target, ask_served, parse_targets
@@ -89,6 +89,34 @@ class ReplayPlan:
         ):
             if count:
                 say(f"{self.source.name}: {count} {what}")
+
+
+def plan_schedule(
+    options: ReplayOptions, source: TraceSource, scan: Scan
+) -> tuple[Schedule, Agenda | None]:
+    """Plan the due times of all requests, or of the roots of a trace whose turns wait.
+
+    A rate counts all requests. Think times stay the same.
+
+    Raises:
+        InputError: a wrong option, or a trace that cannot be linked.
+    """
+    agenda, times_s, rate = None, scan.arrivals_s, options.rate_per_s
+    if scan.linked and options.turns == "wait":
+        agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
+        times_s = array("d", [agenda.rows[index].arrival_s for index in agenda.roots])
+        rate = root_rate(agenda, rate)
+    schedule = make_schedule(
+        times_s,
+        options.arrivals,
+        rate_per_s=rate,
+        speed=options.speed,
+        duration_s=options.duration_s,
+        seed=options.seed,
+    )
+    if agenda is not None:
+        agenda.pace = root_pace(agenda, options.arrivals, rate, options.speed)
+    return schedule, agenda
 
 
 async def make_plan(options: ReplayOptions, served: Served | None = None) -> ReplayPlan:

@@ -150,11 +150,7 @@ def make_schedule(
 
 
 def _check_numbers(rate_per_s: float | None, speed: float | None, duration_s: float | None) -> None:
-    for value, option in (
-        (rate_per_s, "--rate"),
-        (speed, "--speed"),
-        (duration_s, "--duration"),
-    ):
+    for value, option in ((rate_per_s, "--rate"), (speed, "--speed"), (duration_s, "--duration")):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"{option}: {value:g} is not a number above 0")
 
@@ -184,8 +180,12 @@ def _times(
                 )
             speed = rate_per_s / own_rate
         return (when / (speed or 1.0) for when in trace_s)
-    rate = _rate(arrivals, rate_per_s, speed, own_rate)
-    return _made_times(len(trace_s), arrivals, rate, Random(seed))
+    rate, count = _rate(arrivals, rate_per_s, speed, own_rate), len(trace_s)
+    if arrivals.profile is not None:
+        return arrivals.profile.arrival_times(count, rate, Random(seed))
+    if arrivals.kind == "constant":
+        return (index / rate for index in range(count))
+    return _random_times(count, arrivals, rate, Random(seed))
 
 
 def _rate(
@@ -200,14 +200,6 @@ def _rate(
     if rate <= 0:
         raise InputError(f"--arrivals {arrivals.kind}: this trace has no rate; give --rate")
     return rate
-
-
-def _made_times(count: int, arrivals: Arrivals, rate: float, dice: Random) -> Iterator[float]:
-    if arrivals.profile is not None:
-        return arrivals.profile.arrival_times(count, rate, dice)
-    if arrivals.kind == "constant":
-        return (index / rate for index in range(count))
-    return _random_times(count, arrivals, rate, dice)
 
 
 def _random_times(count: int, arrivals: Arrivals, rate: float, random: Random) -> Iterator[float]:

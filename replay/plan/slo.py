@@ -81,9 +81,7 @@ def meets(slos: Sequence[Slo], bucket: str, values_s: Mapping[str, float | None]
         values_s: seconds by metric; None where undefined.
     """
     for slo in slos:
-        if slo.metric == SESSION:
-            continue
-        if slo.bucket is not None and slo.bucket != bucket:
+        if slo.metric == SESSION or slo.bucket not in (None, bucket):
             continue
         value = values_s[slo.metric]
         if value is None:

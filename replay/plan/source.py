@@ -183,10 +183,8 @@ class TraceSource:
         return self._path or self._rows or ()
 
     def _fitted(self) -> Iterator[TraceRequest]:
-        for request in self._read():
-            fitted = self._fit(request)
-            if fitted is not None:
-                yield fitted
+        fitted = map(self._fit, self._read())
+        return (request for request in fitted if request is not None)
 
     def _fit(self, request: TraceRequest) -> TraceRequest | None:
         return request if self.limit is None else fit(request, self.limit, self._too_long)

@@ -1,4 +1,4 @@
-"""Read the addresses of a run's targets, and ask the targets for their models.
+"""Read the addresses of a run's targets and its API keys, and ask the targets for their models.
 
 A target that cannot be reached is bad input: without a server there is nothing to measure.
 """
@@ -6,11 +6,13 @@ A target that cannot be reached is bad input: without a server there is nothing 
 import errno
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+import yaml
 from yarl import URL
 
 from forebay.traces.ground.errors import InputError
@@ -44,14 +46,6 @@ class Served:
     random_weights: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """One model in /v1/models."""
-
-    max_model_len: int | None
-    random_weights: bool
-
-
 def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
     """Read `--target`, with or without a trailing `/v1` (InputError: not a URL).
 
@@ -82,6 +76,26 @@ def parse_targets(urls: Sequence[str], or_else: str = "") -> tuple[Target, ...]:
     return tuple(Target(name, base) for name, base in zip(names, bases, strict=True))
 
 
+def read_keys(path: Path) -> dict[str, str]:
+    """Return the key of each tenant, from a YAML file with one `tenant: key` a line.
+
+    Raises:
+        InputError: a bad file, with no key in the message.
+    """
+    try:
+        keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--keys {path}: cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--keys {path}: is not YAML; write lines such as acme: sk-1") from error
+    if not isinstance(keys, dict) or not keys:
+        raise InputError(f"--keys {path}: holds no keys; write lines such as acme: sk-1")
+    for tenant, key in keys.items():
+        if not isinstance(tenant, str) or not isinstance(key, str) or not key.isprintable():
+            raise InputError(f"--keys {path}: the key of tenant {tenant!r} is no text; quote both")
+    return keys
+
+
 async def ask_served(
     session: aiohttp.ClientSession,
     targets: Sequence[Target],
@@ -97,9 +111,8 @@ async def ask_served(
     random_weights = False
     named = {name for name in row_models if name is not None} if model is None else set[str]()
     for target in dict.fromkeys(targets):
-        served = await _models(session, target)
-        models = {name: description.max_model_len for name, description in served.items()}
-        random_weights |= any(description.random_weights for description in served.values())
+        models, without_meaning = await _models(session, target)
+        random_weights |= without_meaning
         if named:
             lengths += _lengths(named, target, models)
         if not named or None in row_models:
@@ -138,8 +151,13 @@ def _one_model(model: str | None, target: Target, models: Mapping[str, int | Non
     return model
 
 
-async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, _Listed]:
-    """Return the models by name, empty if the server has no usable list."""
+async def _models(
+    session: aiohttp.ClientSession, target: Target
+) -> tuple[dict[str, int | None], bool]:
+    """Return the context of each model, and if the answers of one mean nothing.
+
+    There are no models if the server has no usable list.
+    """
     try:
         raw = await _model_list(session, target)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -152,15 +170,16 @@ async def _models(session: aiohttp.ClientSession, target: Target) -> dict[str, _
     try:
         answer: Any = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return {}
+        return {}, False
     data = answer.get("data") if isinstance(answer, dict) else None
-    models: dict[str, _Listed] = {}
+    models: dict[str, int | None] = {}
+    random_weights = False
     for entry in data if isinstance(data, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             length = entry.get("max_model_len")
-            limit = length if type(length) is int and length > 0 else None
-            models[entry["id"]] = _Listed(limit, entry.get("random_weights") is True)
-    return models
+            models[entry["id"]] = length if type(length) is int and length > 0 else None
+            random_weights |= entry.get("random_weights") is True
+    return models, random_weights
 
 
 async def _model_list(session: aiohttp.ClientSession, target: Target) -> bytes:

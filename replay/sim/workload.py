@@ -7,8 +7,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.replay.plan.agenda import Agenda, link
-from forebay.replay.plan.due_times import root_pace, root_rate
+from forebay.replay.plan.agenda import Agenda, link, root_pace, root_rate
 from forebay.replay.plan.options import TURNS
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals, Schedule, make_schedule
 from forebay.replay.plan.source import TraceSource

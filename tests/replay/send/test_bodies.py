@@ -9,7 +9,7 @@ from aiohttp import web
 from stages.replay_server import Server, rows, run_one, table
 
 from forebay.proxy.cli import main
-from forebay.replay.plan.keys import read_keys
+from forebay.replay.plan.target import read_keys
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
