@@ -247,8 +247,7 @@ class AnswerReader:
             return True
         event = event_of(body)
         if event.error is not None:
-            words = outcome.error_words(event.error)
-            exchange.fail(outcome.of_stream_error(event.error), words)
+            self._failed(event.error)
             return False
         if event.finish_reason == "abort":  # vLLM shutting down ends its streams cleanly
             exchange.fail("truncated")
@@ -256,6 +255,10 @@ class AnswerReader:
         if event.has_output:
             self._output(counted, answer_text(payload) if exchange.pieces is not None else "")
         return True
+
+    def _failed(self, error: dict[str, Any]) -> None:
+        """Fail for the reason in the body of a stream that began well."""
+        self.exchange.fail(outcome.of_stream_error(error), outcome.error_words(error))
 
     def _output(self, counted: int | None, text: str) -> None:
         exchange = self.exchange
@@ -293,20 +296,14 @@ class AnswerReader:
             return
         counted = _usage(event.usage, exchange) if event.usage is not None else None
         if event.error is not None:
-            words = outcome.error_words(event.error)
-            exchange.fail(outcome.of_stream_error(event.error), words)
+            self._failed(event.error)
             return
-        exchange.events.add(self._at_s, counted)
-        if exchange.pieces is not None:
-            exchange.pieces.append(answer_text(raw))
+        self._output(counted, answer_text(raw) if exchange.pieces is not None else "")
         exchange.ok()
 
     def _complete(self, *, keep: bool) -> None:
         """End a complete answer, and keep or close its connection."""
-        self._over, self._forms = True, None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.release(keep=keep)
+        self._leave(keep=keep)
         exchange = self.exchange
         if self._body is not None and exchange.status == 200:
             self._whole(bytes(self._body))
@@ -318,11 +315,14 @@ class AnswerReader:
 
     def _stop(self, at_s: float) -> None:
         """End an incomplete answer, and close its connection."""
+        self._leave(keep=False)
+        self._end(at_s)
+
+    def _leave(self, *, keep: bool) -> None:
         self._over, self._forms = True, None
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort()
-        self._end(at_s)
+            connection.release(keep=keep)
 
     def _end(self, at_s: float) -> None:
         if not self._ended:

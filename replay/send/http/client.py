@@ -36,7 +36,6 @@ class Client:
     ) -> None:
         self.spare = SpareTime(clock)
         self._clock = clock
-        self._headers = {"content-type": "application/json"}
         self._defaults = {"accept": "text/event-stream"}
         if api_key:
             self._defaults["authorization"] = f"Bearer {api_key}"
@@ -69,7 +68,7 @@ class Client:
         await asyncio.sleep(0)  # lets the closed connections be released
 
     def route(self, url: URL) -> Route:
-        return route_to(url, self._headers)
+        return route_to(url, {"content-type": "application/json"})
 
     def watch(self, leaves_s: float | None = None) -> ProgressWatch:
         """Make the watch for one request. The caller may `end` it.

@@ -25,20 +25,18 @@ _SHORT_BYTES = 8  # a shorter read may be part of the end of an answer
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The address of requests, and the first lines of their heads."""
+    """The address of requests (host, port, TLS), and the first lines of their heads."""
 
-    host: str
-    port: int
-    tls: bool
+    address: tuple[str, int, bool]
     start: bytes
 
 
 def route_to(url: URL, headers: Mapping[str, str]) -> Route:
     """Make the route to `url`, with headers that all requests share."""
-    host, port, tls = url.raw_host or "", url.port or 80, url.scheme == "https"
+    address = url.raw_host or "", url.port or 80, url.scheme == "https"
     lines = [f"POST {url.raw_path_qs} HTTP/1.1", f"host: {url.raw_authority}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    return Route(host, port, tls, "\r\n".join([*lines, ""]).encode("latin-1"))
+    return Route(address, "\r\n".join([*lines, ""]).encode("latin-1"))
 
 
 class Reader(Protocol):
@@ -175,7 +173,7 @@ class ConnectionPool:
 
     def take(self, route: Route) -> HttpConnection | None:
         """Return an open and idle connection, or None."""
-        idle = self._idle.get((route.host, route.port, route.tls))
+        idle = self._idle.get(route.address)
         while idle:
             connection = idle.pop()
             if not connection.usable:
@@ -187,15 +185,15 @@ class ConnectionPool:
 
     async def connect(self, route: Route) -> HttpConnection:
         """Open a connection (OSError, ssl.SSLError, TimeoutError: it cannot be opened)."""
-        key = (route.host, route.port, route.tls)
-        if route.tls and self._tls is None:
+        host, port, tls = route.address
+        if tls and self._tls is None:
             self._tls = ssl.create_default_context()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await self._loop.create_connection(
-                lambda: HttpConnection(self._clock, self, key),
-                route.host,
-                route.port,
-                ssl=self._tls if route.tls else None,
+                lambda: HttpConnection(self._clock, self, route.address),
+                host,
+                port,
+                ssl=self._tls if tls else None,
             )
         return connection
 

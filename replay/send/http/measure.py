@@ -121,16 +121,13 @@ def measure(
     # With one token in each event, ITL equals ICL.
     gaps = array("d", map(sub, at[1:], at))
     single = events.estimated and events.counted == len(at)
-    first = at[0] if at else None
-    last = at[-1] if at else None
+    first, last = (at[0], at[-1]) if at else (None, None)
     total = output_tokens
     if total is None and not events.estimated:
         total = events.counted
-    after_first = total - (1 if single else events.tokens[0]) if at and total is not None else 0
     # TPOT leaves out the tokens of the first event.
-    tpot = None
-    if first is not None and last is not None and after_first > 0 and gaps:
-        tpot = (last - first) / after_first
+    after_first = total - (1 if single else events.tokens[0]) if at and total is not None else 0
+    tpot = (at[-1] - at[0]) / after_first if after_first > 0 and gaps else None
     return Latency(
         first_s=first,
         last_s=last,

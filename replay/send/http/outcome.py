@@ -37,10 +37,8 @@ MAX_WORDS = 200
 def of_status(status: int, body: bytes) -> tuple[str, str]:
     """Return outcome and reason of an answer with a status other than 200."""
     code = error_code(body)
-    if status in (429, 503):
-        if isinstance(code, str) and is_admission(status, code):
-            return "rejected", code
-        return "failed", str(status)
+    if isinstance(code, str) and is_admission(status, code):
+        return "rejected", code
     return "failed", _class_of(status)
 
 
@@ -68,15 +66,20 @@ def _class_of(status: int) -> str:
 
 def error_code(body: bytes) -> str | int | None:
     """Return `error.code` of an OpenAI error body, or None if it has no code."""
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    error = answer.get("error") if isinstance(answer, dict) else None
+    error = _json_object(body).get("error")
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, str) and code:
         return code[:_MAX_CODE]
     return code if type(code) is int else None
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`, or an empty one if it has another form."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def first_words(body: bytes) -> str | None:
@@ -84,12 +87,7 @@ def first_words(body: bytes) -> str | None:
 
     This is the message of an OpenAI error, else the text itself. None if it is blank.
     """
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return words_of(body[: 4 * MAX_WORDS].decode("utf-8", "replace"))
-    if not isinstance(answer, dict):
-        return words_of(body[: 4 * MAX_WORDS].decode("utf-8", "replace"))
+    answer = _json_object(body)
     for key in ("error", "message", "detail"):
         if (value := answer.get(key)) is not None:
             return error_words(value)
