@@ -56,13 +56,13 @@ async def _replay_part(job: PartJob, stop: Stop) -> str:
 
     async def report(live: Live, _total: int, _clock: Clock) -> None:
         while job.reports:
-            _say(live=_figures(live))
+            counts = {name: getattr(live, name) for name in LIVE_COUNTS}
+            _say(live={**counts, "ttft": live.ttft.encode().decode("ascii")})
             await asyncio.sleep(REPORT_EVERY_S)
 
     # Replay, then stop listening.
-    part = Part(job.number, job.count, job.served, job.run_id, start, report)
     try:
-        return (await replay(job.options, stop, part)).ended
+        return (await replay(job.options, stop, Part(job, start, report))).ended
     finally:
         for task in listening:
             task.cancel()
@@ -75,11 +75,6 @@ async def _listen(orders: asyncio.StreamReader, stop: Stop) -> None:
         stop.request()
     stop.request()
     stop.request()
-
-
-def _figures(live: Live) -> dict[str, Any]:
-    counts = {name: getattr(live, name) for name in LIVE_COUNTS}
-    return {**counts, "ttft": live.ttft.encode().decode("ascii")}
 
 
 def _say(**message: Any) -> None:

@@ -51,7 +51,7 @@ async def replay(
     check_folder(options.out, force=options.force)
     if options.salt is None:  # caches of earlier runs hold none of the prompts
         options = replace(options, salt=token_hex(4))
-    plan = await make_plan(options, None if part is None else part.served)
+    plan = await make_plan(options, None if part is None else part.job.served)
     if part is None:
         plan.print_changes()
     else:

@@ -22,31 +22,48 @@ from forebay.traces.ground.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One process of a replay that has several.
+class PartJob:
+    """The part of a replay for a single process.
 
     Attributes:
         number: number of this process, from 0.
         count: number of processes.
         run_id: prefix of request ids, a different one in each process.
-        start: sets the clock to the start that all processes have in common, and waits for it.
-        report: shows the live figures until cancelled.
+        reports: True if it sends live figures.
     """
 
+    options: ReplayOptions
     number: int
     count: int
     served: Served
     run_id: str
+    reports: bool
+
+    def line(self) -> str:
+        """Return the job as the process reads it."""
+        return base64.b64encode(pickle.dumps(self)).decode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of a replay that has several.
+
+    Attributes:
+        start: sets the clock to the start that all processes have in common, and waits for it.
+        report: shows the live figures until cancelled.
+    """
+
+    job: PartJob
     start: Callable[[Clock], Awaitable[None]]
     report: Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
 
     def narrow(self, plan: ReplayPlan) -> ReplayPlan:
         """Return this process's part of the whole. Its source then reads only its rows."""
         options, source, schedule, agenda = plan.options, plan.source, plan.schedule, plan.agenda
-        parts = divide(source.requests(), self.count)
-        source.keep(parts, self.number)
+        parts, number = divide(source.requests(), self.job.count), self.job.number
+        source.keep(parts, number)
         rows = range(len(parts)) if agenda is None else agenda.roots
-        mine = [parts[row] == self.number for row in rows]
+        mine = [parts[row] == number for row in rows]
         arrivals = schedule.arrivals
         if arrivals.closed:
             arrivals = replace(arrivals, parameter=float(self._share(arrivals.closed)))
@@ -62,26 +79,11 @@ class Part:
             agenda = link(list(source.requests()), source.name, lenient=source.may_lack_rows)
             agenda.pace = pace
         options = replace(options, max_in_flight=self._share(options.max_in_flight))
-        return replace(plan, options=options, schedule=narrowed, agenda=agenda, run_id=self.run_id)
+        run_id = self.job.run_id
+        return replace(plan, options=options, schedule=narrowed, agenda=agenda, run_id=run_id)
 
     def _share(self, whole: int) -> int:
-        return whole // self.count + (self.number < whole % self.count)
-
-
-@dataclass(frozen=True, slots=True)
-class PartJob:
-    """The part of a replay for a single process. `reports` is True if it sends live figures."""
-
-    options: ReplayOptions
-    number: int
-    count: int
-    served: Served
-    run_id: str
-    reports: bool
-
-    def line(self) -> str:
-        """Return the job as the process reads it."""
-        return base64.b64encode(pickle.dumps(self)).decode("ascii")
+        return whole // self.job.count + (self.job.number < whole % self.job.count)
 
 
 def divide(rows: Iterable[TraceRequest], count: int) -> bytearray:

@@ -15,12 +15,14 @@ import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from forebay.replay.parts.divide import PartJob
 from forebay.replay.parts.ray_cluster import connect
 from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.plan import say
 from forebay.replay.results.folder import ANSWERS, FILES
 from forebay.traces.ground.errors import InputError
 
@@ -109,16 +111,13 @@ class RayPart:
 
     async def read_clock(self) -> NodeClock:
         """Compare the node's clock with ours."""
-        best: NodeClock | None = None
+        readings = []
         for _ in range(READINGS):
             asked_s = time.monotonic()
             read_s = await self._actor.clock_s.remote()
             told_s = time.monotonic()
-            reading = NodeClock(read_s - (asked_s + told_s) / 2, (told_s - asked_s) / 2)
-            if best is None or reading.error_s < best.error_s:
-                best = reading
-        assert best is not None
-        return best
+            readings.append(NodeClock(read_s - (asked_s + told_s) / 2, (told_s - asked_s) / 2))
+        return min(readings, key=attrgetter("error_s"))
 
     def start_at(self, monotonic_s: float) -> str:
         """Return the line that starts the part when our clock shows `monotonic_s`."""
@@ -222,10 +221,9 @@ class Machines:
             raise
         if job.number < len(self.nodes):  # once for each machine, also if it has several parts
             self.clocks.append({"address": node.address, **asdict(part.clock)})
-        print(
-            f"forebay replay: {part.name}: its clock is {part.clock.ahead_s:+.6f} s ahead of ours, "
-            f"within {part.clock.error_s * 1e3:.2f} ms",
-            file=sys.stderr,
+        say(
+            f"{part.name}: its clock is {part.clock.ahead_s:+.6f} s ahead of ours, "
+            f"within {part.clock.error_s * 1e3:.2f} ms"
         )
         return part
 

@@ -11,17 +11,17 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from hdrh.histogram import HdrHistogram
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import PartJob
-from forebay.replay.parts.ray_part import Machines
+from forebay.replay.parts.ray_part import Machines, RayPart
 from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured, merge_parts
@@ -121,37 +121,6 @@ async def _all(waits: Any) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-class RunningPart(Protocol):
-    """A part of a run on this machine or another, which `option` asked for."""
-
-    name: str
-    option: str
-
-    def start_at(self, monotonic_s: float) -> str:
-        """Return the line that starts the part when our clock shows `monotonic_s`."""
-        ...
-
-    def order(self, line: str) -> None:
-        """Send a line to the part. That a part has ended is noticed elsewhere."""
-        ...
-
-    async def line(self) -> bytes:
-        """Wait for a line of the part, b"" when it has ended."""
-        ...
-
-    async def status(self) -> str:
-        """Return the end of the part as text."""
-        ...
-
-    async def finish(self) -> None:
-        """Wait until the part's files are in its folder."""
-        ...
-
-    async def kill(self) -> None:
-        """End the part if it still runs."""
-        ...
-
-
 class _LiveSum:
     """Keeps `total`, the live figures of all processes together."""
 
@@ -170,7 +139,7 @@ class _LiveSum:
 
 
 class _LocalPart:
-    """A process of this machine that replays one part."""
+    """A process of this machine that replays one part. `option` asked for it."""
 
     def __init__(self, job: PartJob, process: asyncio.subprocess.Process) -> None:
         self.option = "--processes"
@@ -194,38 +163,44 @@ class _LocalPart:
         return part
 
     def start_at(self, monotonic_s: float) -> str:
+        """Return the line that starts the part when our clock shows `monotonic_s`."""
         return repr(monotonic_s)
 
     def order(self, line: str) -> None:
+        """Send a line to the part. That a part has ended is noticed elsewhere."""
         assert self._process.stdin is not None
         with suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(f"{line}\n".encode("ascii"))
 
     async def line(self) -> bytes:
+        """Wait for a line of the part, b"" when it has ended."""
         assert self._process.stdout is not None
         return await self._process.stdout.readline()
 
     async def status(self) -> str:
+        """Return the end of the part as text."""
         status = await self._process.wait()
         return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     async def finish(self) -> None:
+        """Wait until the part's files are in its folder."""
         await self._process.wait()
 
     async def kill(self) -> None:
+        """End the part if it still runs."""
         with suppress(ProcessLookupError):
             if self._process.returncode is None:
                 self._process.kill()
         await self._process.wait()
 
 
+@dataclass
 class _Child:
     """A part of the run in progress, and its messages."""
 
-    def __init__(self, number: int, part: RunningPart, live: _LiveSum) -> None:
-        self.part = part
-        self._number = number
-        self._live = live
+    number: int
+    part: _LocalPart | RayPart
+    live: _LiveSum
 
     async def ready(self) -> None:
         await self._message("ready")
@@ -240,7 +215,7 @@ class _Child:
         while line := await self.part.line():
             message = orjson.loads(line)
             if "live" in message:
-                self._live.update(self._number, message["live"])
+                self.live.update(self.number, message["live"])
             elif "error" in message:
                 raise InputError(f"{self.part.option}: {self.part.name}: {message['error']}")
             elif key in message:

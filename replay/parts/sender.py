@@ -8,8 +8,6 @@ from typing import Any, Self
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import Part
 from forebay.replay.parts.run_parts import replay_in_processes
-from forebay.replay.plan.agenda import Agenda
-from forebay.replay.plan.history import History
 from forebay.replay.plan.options import PATHS
 from forebay.replay.plan.plan import ReplayPlan, say
 from forebay.replay.plan.tasks import other_tasks
@@ -117,7 +115,7 @@ class Sender:
                 dispatch = self._dispatch(prepared, recorder, tasks)
                 sessions = None
                 if plan.agenda is not None:
-                    sessions = self._session_loop(plan.agenda, dispatch)
+                    sessions = SessionLoop(plan, plan.agenda, dispatch, self._style)
                     await sessions.fill()
                     clock.restart()
                 # Wait for the other parts of the run, then start its background tasks.
@@ -130,7 +128,10 @@ class Sender:
                 # Send everything, and wait for the last answers.
                 ended = await self._send_all(dispatch, sessions, stop)
                 stopped_s = clock.now()
-                ended = await self._drain(dispatch, stop, ended)
+                first = self._part is None or self._part.job.number == 0  # others print nothing
+                tell = say if first else lambda _: None
+                timeout_s = plan.options.drain_timeout_s
+                ended = await drain(dispatch, clock, stop, ended, timeout_s, tell)
             for task in background:
                 task.cancel()
         # Record the requests that were never sent.
@@ -158,28 +159,15 @@ class Sender:
             keep_answers=options.keep_answers or options.history == "answers",
         )
 
-    def _session_loop(self, agenda: Agenda, dispatch: Dispatch) -> SessionLoop:
-        options, schedule = self._plan.options, self._plan.schedule
-        return SessionLoop(
-            agenda,
-            dispatch,
-            self._style,
-            times_s=schedule.times_s,
-            sessions=schedule.arrivals.closed,
-            think_s=options.think_s,
-            until_s=options.duration_s,
-            history=History(agenda, options.salt or "") if options.history == "answers" else None,
-        )
-
     async def _send_all(self, dispatch: Dispatch, sessions: SessionLoop | None, stop: Stop) -> str:
         options, schedule = self._plan.options, self._plan.schedule
         if sessions is not None:
-            sending = asyncio.ensure_future(sessions.run())
+            loop = sessions.run()
         elif schedule.arrivals.closed:
             loop = dispatch.closed_loop(options.duration_s, options.think_s)
-            sending = asyncio.ensure_future(loop)
         else:
-            sending = asyncio.ensure_future(dispatch.open_loop(schedule.times_s))
+            loop = dispatch.open_loop(schedule.times_s)
+        sending = asyncio.ensure_future(loop)
         stopping = asyncio.ensure_future(stop.sending.wait())
         try:
             await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,13 +179,6 @@ class Sender:
             for task in (sending, stopping):
                 task.cancel()
             await asyncio.gather(sending, stopping, return_exceptions=True)
-
-    async def _drain(self, dispatch: Dispatch, stop: Stop, ended: str) -> str:
-        first = self._part is None or self._part.number == 0  # the others print nothing
-        timeout_s = self._plan.options.drain_timeout_s
-        return await drain(
-            dispatch, self._clock, stop, ended, timeout_s, say if first else lambda _: None
-        )
 
     async def _warm_up(self) -> None:
         """Open connections, and warm up the servers with prompts of no row of the trace."""

@@ -72,19 +72,14 @@ class Dispatch:
             while (job := await self._prepared.get()) is not None:
                 due_s = times_s[job.index]
                 await pacer.until(due_s)
-                if not self._slots:
-                    await self._wait_for_slot()
-                self._start(job, due_s)
+                await self.send(job, due_s)
 
     async def send(self, job: PreparedRequest, due_s: float) -> None:
         """Send a request that is due, as soon as the in-flight limit allows it."""
         if not self._slots:
-            await self._wait_for_slot()
+            await self._free_slot()
+            self._blocked_until_s = self.clock.now()
         self._start(job, due_s)
-
-    async def _wait_for_slot(self) -> None:
-        await self._free_slot()
-        self._blocked_until_s = self.clock.now()
 
     async def _free_slot(self) -> None:
         while not self._slots:
@@ -111,9 +106,8 @@ class Dispatch:
                 if job is None:
                     return
                 self._start(job, due_s)
-                await asyncio.sleep(
-                    0
-                )  # let it leave before the next request is due, to avoid a burst
+                # Let it leave before the next request is due, to avoid a burst.
+                await asyncio.sleep(0)
 
     def give_up(self) -> None:
         """Cancel all requests in flight."""

@@ -111,12 +111,13 @@ class Pacer:
         return None
 
     def _fire(self) -> None:
-        if self._fired is not None and not self._fired.done():
-            self._fired.set_result(None)  # setting the timer again makes the descriptor unreadable
-        else:
+        if not self._resolve():  # else setting the timer again makes the descriptor unreadable
             with suppress(BlockingIOError):
                 os.read(self._descriptor or 0, 8)
 
-    def _resolve(self) -> None:
-        if self._fired is not None and not self._fired.done():
-            self._fired.set_result(None)
+    def _resolve(self) -> bool:
+        """End the wait. False if no caller waits."""
+        if self._fired is None or self._fired.done():
+            return False
+        self._fired.set_result(None)
+        return True

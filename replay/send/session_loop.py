@@ -6,12 +6,12 @@ before, so its body is completed after that answer.
 """
 
 import asyncio
-from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from forebay.replay.plan.agenda import Agenda
 from forebay.replay.plan.history import History
+from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.send.bodies import (
     MAX_AHEAD,
     MAX_AHEAD_BYTES,
@@ -27,34 +27,23 @@ from forebay.replay.send.pacer import Pacer
 class SessionLoop:
     """Sends the requests of an agenda, in an open loop or with a fixed number of sessions.
 
-    Args:
-        times_s: due time of each root, empty in a closed loop.
-        sessions: sessions at once in a closed loop, else 0.
-        think_s: time from the end of a session to the next session of a closed loop.
-        until_s: no request that is due at or after this second of the run is sent.
-        history: keeps real answers for later turns. None: prompts are as in the trace.
+    A closed loop has its think time from the end of a session to the next session. No request that
+    is due at or after the duration is sent.
     """
 
     def __init__(
-        self,
-        agenda: Agenda,
-        dispatch: Dispatch,
-        style: RequestStyle,
-        *,
-        times_s: Sequence[float] = (),
-        sessions: int = 0,
-        think_s: float = 0.0,
-        until_s: float | None = None,
-        history: History | None = None,
+        self, plan: ReplayPlan, agenda: Agenda, dispatch: Dispatch, style: RequestStyle
     ) -> None:
+        options, sessions = plan.options, plan.schedule.arrivals.closed
         self.sent: set[int] = set()
         self._agenda = agenda
         self._dispatch = dispatch
         self._style = style
         self._clock = dispatch.clock
-        self._until_s = inf if until_s is None else until_s
-        self._history = history
-        self._think_s = think_s
+        self._until_s = inf if options.duration_s is None else options.duration_s
+        answers = options.history == "answers"
+        self._history = History(agenda, options.salt or "") if answers else None
+        self._think_s = options.think_s
         # The two heaps: requests to send, and requests to render.
         self._due: list[tuple[float, int]] = []  # requests whose time is known
         self._to_render: list[tuple[float, int]] = []
@@ -67,11 +56,10 @@ class SessionLoop:
         self._roots = iter(agenda.roots)
         # A closed loop starts its first sessions. An open loop knows the times of all roots.
         dispatch.on_end = self._ended
-        if sessions:
-            for _ in range(sessions):
-                self._next_session(0.0)
-        else:
-            for root, due_s in zip(agenda.roots, times_s, strict=False):
+        for _ in range(sessions):
+            self._next_session(0.0)
+        if not sessions:
+            for root, due_s in zip(agenda.roots, plan.schedule.times_s, strict=False):
                 agenda.start(root, due_s)
                 self._due.append((due_s, root))
             heapify(self._due)
@@ -96,8 +84,7 @@ class SessionLoop:
 
     async def fill(self) -> None:
         """Render the first requests before the run begins."""
-        rendering = asyncio.ensure_future(self._render(once=True))
-        await rendering
+        await self._render(once=True)
 
     def _left(self) -> bool:
         return self._in_flight > 0 or (bool(self._due) and self._due[0][0] < self._until_s)
@@ -110,8 +97,8 @@ class SessionLoop:
             self._bytes -= job.size
         self.sent.add(index)
         self._in_flight += 1
-        for follower in self._agenda.followers(index):
-            if self._history is None:
+        if self._history is None:
+            for follower in self._agenda.followers(index):
                 heappush(self._to_render, (inf, follower))
         self._rendered.set()
         await self._dispatch.send(job, due_s)

@@ -13,7 +13,7 @@ from stages.replay_server import rows, run_one, serve, table
 from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.parts import run_parts
-from forebay.replay.parts.divide import Part, divide
+from forebay.replay.parts.divide import Part, PartJob, divide
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.target import Served
@@ -54,7 +54,8 @@ def part_run(out: Path, trace: list[TraceRequest], number: int, **more: Any) -> 
     async def main() -> None:
         async with serve() as up:
             options = ReplayOptions(trace, [up.url], out, processes=PARTS, quiet=True, **more)
-            await replay(options, Stop(), Part(number, PARTS, SERVED, f"p{number}", start, report))
+            job = PartJob(options, number, PARTS, SERVED, f"p{number}", reports=False)
+            await replay(options, Stop(), Part(job, start, report))
 
     run(main())
 
