@@ -15,7 +15,7 @@ from forebay.replay.plan.target import read_keys
 from forebay.replay.results.server_metrics import metrics_urls
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
-from forebay.replay.send.fast_loop import run_on_fast_loop
+from forebay.replay.send.drain import run_on_fast_loop
 from forebay.traces.ground.buckets import parse_buckets
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json

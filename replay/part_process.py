@@ -20,8 +20,7 @@ from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import Part, PartJob
 from forebay.replay.results.recorder import LIVE_COUNTS, Live
 from forebay.replay.runner import replay
-from forebay.replay.send.drain import Stop
-from forebay.replay.send.fast_loop import run_on_fast_loop
+from forebay.replay.send.drain import Stop, run_on_fast_loop
 from forebay.traces.ground.errors import InputError
 
 REPORT_EVERY_S = 0.5

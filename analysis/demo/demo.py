@@ -138,7 +138,7 @@ def _live(
     from forebay.analysis.report.report import build_report, write_text
     from forebay.analysis.runs.load import load_runs
     from forebay.replay.plan.options import ReplayOptions
-    from forebay.replay.send.fast_loop import run_on_fast_loop
+    from forebay.replay.send.drain import run_on_fast_loop
     from forebay.traces.reading.jsonl import write_trace
 
     trace, page = out / "trace.jsonl", out / "report.html"

@@ -19,7 +19,7 @@ from forebay.replay.plan.slo import SESSION, Slo
 from forebay.replay.results.printed_table import unanswered_lines
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import Summary, replay
-from forebay.replay.send.fast_loop import run_on_fast_loop
+from forebay.replay.send.drain import run_on_fast_loop
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.schema import TraceRequest
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
 from math import inf
@@ -100,12 +100,10 @@ def _rows(place: Path, start_s: float) -> Iterator[Row]:
     for batch in file.iter_batches(batch_size=GROUP_ROWS):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             row = Row(*values)
-            yield _later(row, start_s) if start_s else row
-
-
-def _later(row: Row, start_s: float) -> Row:
-    times = {name: getattr(row, name) for name in _TIMES}
-    return replace(row, **{name: at + start_s for name, at in times.items() if at is not None})
+            for name in _TIMES if start_s else ():
+                if (at_s := getattr(row, name)) is not None:
+                    setattr(row, name, at_s + start_s)
+            yield row
 
 
 def _end_s(row: Row) -> float:

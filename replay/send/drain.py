@@ -1,10 +1,16 @@
-"""End a run: stop sending on request, and wait for the answers that are still running."""
+"""Run a replay until it is over: Ctrl-C stops it, and answers that still run are waited for."""
 
 import asyncio
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.send.dispatch import Dispatch
+from forebay.traces.ground.event_loop import fast_runner
+
+T = TypeVar("T")
 
 
 class Stop:
@@ -16,6 +22,29 @@ class Stop:
 
     def request(self) -> None:
         (self.waiting if self.sending.is_set() else self.sending).set()
+
+
+def run_on_fast_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
+    """Run `work`, on uvloop if installed.
+
+    The first Ctrl-C stops sending, the second Ctrl-C also stops waiting for answers.
+    """
+    # Allow more connections: each is a file descriptor, and the usual limit is 1024.
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    async def main() -> T:
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError):  # Windows has no signal handlers on loops
+            loop.add_signal_handler(signal.SIGINT, stop.request)
+        return await work(stop)
+
+    with fast_runner() as runner:
+        return runner.run(main())
 
 
 async def drain(

@@ -145,8 +145,7 @@ class SessionLoop:
         return not self._bodies or (len(self._bodies) < MAX_AHEAD and self._bytes < MAX_AHEAD_BYTES)
 
     async def _prepare(self, index: int) -> PreparedRequest:
-        row = self._agenda.rows[index]
-        if self._history is None:
-            return await prepare(index, row, self._style)
-        row, prompt = self._history.row_to_send(index)
+        row, prompt = self._agenda.rows[index], None
+        if self._history is not None:
+            row, prompt = self._history.row_to_send(index)
         return await prepare(index, row, self._style, prompt)

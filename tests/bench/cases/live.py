@@ -40,8 +40,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.slo import default_slos
 from forebay.replay.results.verdict import lag_limit_s
 from forebay.replay.runner import replay
-from forebay.replay.send.drain import Stop
-from forebay.replay.send.fast_loop import run_on_fast_loop
+from forebay.replay.send.drain import Stop, run_on_fast_loop
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.text import BYTES_PER_TOKEN
 

@@ -37,7 +37,7 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.slo import parse_slos
 from forebay.replay.results.verdict import lag_limit_s
 from forebay.replay.runner import Summary, replay
-from forebay.replay.send.fast_loop import run_on_fast_loop
+from forebay.replay.send.drain import run_on_fast_loop
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.ground.errors import InputError
 
