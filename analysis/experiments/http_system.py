@@ -12,7 +12,7 @@ from typing import Any
 from forebay.analysis.experiments.gauges import Pool, look, watching
 from forebay.analysis.experiments.result import RUNS
 from forebay.analysis.experiments.study import Study
-from forebay.analysis.experiments.systems import PlayedLoad, Seen
+from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.analysis.experiments.target import About, ask_about
 from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.options import ReplayOptions
@@ -20,6 +20,7 @@ from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.plan.target import Target as Address
 from forebay.replay.plan.target import parse_targets
 from forebay.replay.results.folder import TABLE
+from forebay.replay.results.row import Row as RequestRow
 from forebay.replay.results.verdict import FAILED
 from forebay.replay.runner import replay
 from forebay.replay.send.http.client import Client
@@ -28,7 +29,7 @@ from forebay.traces.ground.schema import TraceRequest
 MOST_LAG_S = 0.1  # with more lag of a simulated engine, the figures measure this machine
 
 
-class HttpWay:
+class HttpWay(Way):
     """One or several OpenAI servers in round robin. Gauges are read from `engines`.
 
     Every `play` and `closed` uses a new salt, so that no cache has seen its prompts.
@@ -43,8 +44,7 @@ class HttpWay:
         about: About,
         pools: Sequence[Pool],
     ) -> None:
-        self.name, self.about, self.pools = name, about, pools
-        self.max_num_seqs: int | None = None  # no server reports it
+        super().__init__(name, about, pools)
         self._study, self._addresses, self._engines = options, addresses, engines
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
@@ -92,31 +92,13 @@ class HttpWay:
         return PlayedLoad(seen, samples, verdict, reason).checked(self.name)
 
 
-def seen_in(folder: Path, rows: Sequence[TraceRequest]) -> list[Seen]:
+def seen_in(folder: Path, rows: Sequence[TraceRequest]) -> list[RequestRow]:
     """Read the requests of a run folder, in the order of `rows`."""
     import pyarrow.parquet
 
     read: list[dict[str, Any]] = pyarrow.parquet.read_table(str(folder / TABLE)).to_pylist()
-    by_id = {record["id"]: record for record in read}
-    return [_seen(row, by_id[row.id]) for row in rows if row.id in by_id]
-
-
-def _seen(row: TraceRequest, record: dict[str, Any]) -> Seen:
-    return Seen(
-        request=row,
-        outcome=record["outcome"],
-        reason=record["reason"],
-        due_s=record["intended_s"] or 0.0,
-        done_s=record["done_s"],
-        ttft_s=record["ttft_response_s"],
-        e2e_s=record["e2e_response_s"],
-        tpot_s=record["tpot_s"],
-        stall_s=record["stall_s"],
-        prompt_tokens=record["prompt_tokens"],
-        cached_tokens=record["cached_tokens"],
-        backend=record["backend"],
-        waited_s=record["reject_latency_s"],
-    )
+    by_id = {record["id"]: RequestRow(**record) for record in read}
+    return [by_id[row.id] for row in rows if row.id in by_id]
 
 
 async def http_ways(

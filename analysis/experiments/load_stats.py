@@ -1,52 +1,50 @@
 """Statistics over the requests of a load: percentiles, TTFT, cache hits, goodput, validity."""
 
-import math
 from collections.abc import Iterable, Sequence
 
-from forebay.analysis.experiments.systems import Seen
 from forebay.replay.plan.slo import Slo, meets
-from forebay.replay.results.summary import LEAST_BEYOND
-from forebay.traces.ground.buckets import bucket_of
+from forebay.replay.results.row import Row as RequestRow
+from forebay.replay.results.summary import LEAST_BEYOND, rank_of
 
 
 def percentile(values: Iterable[float | None], percent: float) -> float | None:
     """The nearest-rank percentile, or None with fewer than LEAST_BEYOND samples above it."""
     ordered = sorted(v for v in values if v is not None)
-    rank = max(1, math.ceil(percent / 100 * len(ordered) - 1e-9))
+    rank = rank_of(percent, len(ordered))
     return ordered[rank - 1] if len(ordered) - rank >= LEAST_BEYOND else None
 
 
-def ttfts(seen: Iterable[Seen]) -> list[float]:
-    return [reply.ttft_s for reply in seen if reply.ok and reply.ttft_s is not None]
+def ttfts(seen: Iterable[RequestRow]) -> list[float]:
+    """TTFT of the answered requests since they were due, in seconds."""
+    times = (reply.ttft_response_s for reply in seen if reply.outcome == "ok")
+    return [time_s for time_s in times if time_s is not None]
 
 
-def hit_ratio(seen: Iterable[Seen]) -> float | None:
+def hit_ratio(seen: Iterable[RequestRow]) -> float | None:
     """Cached share of the prompt tokens, or None if a server does not report cached tokens."""
-    answered = [reply for reply in seen if reply.ok]
+    answered = [reply for reply in seen if reply.outcome == "ok"]
     if not answered or any(reply.cached_tokens is None for reply in answered):
         return None
     prompt = sum(reply.prompt_tokens or 0 for reply in answered)
     return sum(reply.cached_tokens or 0 for reply in answered) / prompt if prompt else None
 
 
-def good(seen: Iterable[Seen], slos: Sequence[Slo]) -> int:
+def good(seen: Iterable[RequestRow], slos: Sequence[Slo]) -> int:
     """Number of requests that met all their targets, counted from when they were due."""
     met = 0
     for reply in seen:
-        bucket = bucket_of(reply.request.input_tokens) or "other"
         values = {
-            "ttft": reply.ttft_s,
-            "e2e": reply.e2e_s,
+            "ttft": reply.ttft_response_s,
+            "e2e": reply.e2e_response_s,
             "tpot": reply.tpot_s,
             "stall": reply.stall_s,
         }
-        met += reply.ok and meets(slos, bucket, values)
+        met += reply.outcome == "ok" and meets(slos, reply.bucket, values)
     return met
 
 
-def window_s(seen: Sequence[Seen]) -> float:
+def window_s(due_s: Sequence[float]) -> float:
     """Seconds of arrivals: from the first to the last, plus one mean gap."""
-    if len(seen) < 2:
+    if len(due_s) < 2:
         return 0.0
-    due = [reply.due_s for reply in seen]
-    return (max(due) - min(due)) * len(due) / (len(due) - 1)
+    return (max(due_s) - min(due_s)) * len(due_s) / (len(due_s) - 1)

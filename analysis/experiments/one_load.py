@@ -51,12 +51,12 @@ async def at_concurrency(way: Way, maker: Requests, at_once: int) -> dict[str, A
     rows = maker.make(at_once, max(maker.least, ROUNDS * at_once))
     load = await way.closed(f"closed-{at_once}", rows, at_once)
     done = sorted(
-        (reply.done_s, reply.request.output_tokens)
-        for reply in load.seen
-        if reply.ok and reply.done_s is not None
+        (reply.done_s, reply.asked_tokens or 0)
+        for reply in load.answered
+        if reply.done_s is not None
     )
     start = done[min(at_once, len(done)) - 1][0]
-    stop = max(reply.due_s for reply in load.seen)
+    stop = max(load.due_s)
     within = [tokens for at, tokens in done if start < at <= stop]
     length = stop - start
     steady = length > 0 and len(within) >= at_once / 2
@@ -71,11 +71,10 @@ async def at_concurrency(way: Way, maker: Requests, at_once: int) -> dict[str, A
 async def at_rate(way: Way, maker: Requests, rate: float, seconds: float) -> dict[str, Any]:
     """Throughput of the middle 80 % of the answers, and of the same part of the arrivals."""
     load = (await way.play(f"rate-{rate:g}", maker.paced(rate, seconds)))[0]
-    done = [reply.done_s for reply in load.seen if reply.ok and reply.done_s is not None]
-    offered = middle_rate([reply.due_s for reply in load.seen])
+    done, offered = load.done_s, middle_rate(load.due_s)
     # A share of all requests sent: a server that rejects half of them completes half the rate.
     achieved = middle_rate(done) * len(done) / len(load.seen)
-    tokens = sum(reply.request.output_tokens for reply in load.seen if reply.ok)
+    tokens = sum(reply.asked_tokens or 0 for reply in load.answered)
     row = _row(load, rate, achieved, tokens * achieved / len(done))
     return row | {"offered_per_s": offered}
 

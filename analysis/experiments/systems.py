@@ -7,17 +7,20 @@ when the previous phase has ended, with the prefix cache that it left.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.target import About, StudyFailed
+from forebay.replay.results.merge import TIMES
+from forebay.replay.results.row import Row as RequestRow
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import ServedEngine
 from forebay.replay.sim.engine.stepping import SteppingEngine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.run_folder import row_of
 from forebay.replay.sim.scenario import DIRECT, Scenario, check_lengths
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.ground.schema import TraceRequest
 
 IN_TURN, PROXY = "round robin", "proxy"
@@ -25,43 +28,31 @@ APART_S = 600.0  # between the starts of phases; waiting costs nothing in virtua
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The measurements of one request, None where an event never happened.
+class PlayedLoad:
+    """The measurements of one phase. `verdict` and `reason` are a replay's.
 
     Attributes:
-        outcome: ok, rejected or failed, with the `reason`.
-        due_s, done_s: seconds from the start of its phase.
-        ttft_s, e2e_s: seconds from when the request was due.
-        waited_s: seconds until a rejected request was rejected.
+        seen: the row of each request. Times count from the start of its phase.
     """
 
-    request: TraceRequest
-    outcome: str
-    reason: str | None
-    due_s: float
-    done_s: float | None
-    ttft_s: float | None
-    e2e_s: float | None
-    tpot_s: float | None
-    stall_s: float | None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    backend: str | None
-    waited_s: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.outcome == "ok"
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedLoad:
-    """The measurements of one phase. `verdict` and `reason` are a replay's."""
-
-    seen: Sequence[Seen]
+    seen: Sequence[RequestRow]
     samples: Sequence[GaugeSample] = ()
     verdict: str = "valid"
     reason: str = "simulated: every arrival is at its time"
+
+    @property
+    def answered(self) -> list[RequestRow]:
+        return [reply for reply in self.seen if reply.outcome == "ok"]
+
+    @property
+    def due_s(self) -> list[float]:
+        """When each request was due."""
+        return [reply.intended_s or 0.0 for reply in self.seen]
+
+    @property
+    def done_s(self) -> list[float]:
+        """When each answer was complete, of answered requests only."""
+        return [reply.done_s for reply in self.answered if reply.done_s is not None]
 
     def count(self, outcome: str) -> int:
         """Return the number of requests with this outcome."""
@@ -69,31 +60,33 @@ class PlayedLoad:
 
     def checked(self, way: str) -> "PlayedLoad":
         """Return self. Raises StudyFailed if no request was answered."""
-        if not any(reply.ok for reply in self.seen):
+        if not self.answered:
             why = ", ".join(sorted({reply.reason or reply.outcome for reply in self.seen}))
             raise StudyFailed(f"{way}: none of {len(self.seen)} requests was answered ({why})")
         return self
 
 
-class Way(Protocol):
-    """One way from users to engines. `pools` are the reported KV caches, empty if unknown."""
+@dataclass
+class Way:
+    """One way from users to engines.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def about(self) -> About: ...
-    @property
-    def max_num_seqs(self) -> int | None: ...
-    @property
-    def pools(self) -> Sequence[Pool]: ...
+    Attributes:
+        pools: the reported KV caches, empty if unknown.
+        max_num_seqs: None if unknown. No server reports it.
+    """
+
+    name: str
+    about: About
+    pools: Sequence[Pool]
+    max_num_seqs: int | None = field(default=None, kw_only=True)
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         """Send every request when it is due in its phase. Raises StudyFailed."""
-        ...
+        raise NotImplementedError
 
     async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         """Send all requests, `at_once` in flight. Raises StudyFailed."""
-        ...
+        raise NotImplementedError
 
 
 class WatchedEngine(SteppingEngine):
@@ -114,7 +107,7 @@ class WatchedEngine(SteppingEngine):
         return finished
 
 
-class SimWay:
+class SimWay(Way):
     """Simulated engines in virtual time, with or without the proxy. Every load starts empty.
 
     `watched` records gauges. Every step is then computed: slower, with the same times.
@@ -122,12 +115,10 @@ class SimWay:
 
     def __init__(self, name: str, scenario: Scenario, target: str, *, watched: bool) -> None:
         engine = scenario.engine
-        self.name, self._scenario, self._watched = name, scenario, watched
-        self.about = About(target, engine.model_spec, engine.gpu_spec, engine.context)
-        self.max_num_seqs: int | None = engine.seqs
-        self.pools: Sequence[Pool] = [
-            Pool(engine.num_blocks(), engine.block_tokens)
-        ] * scenario.gpus
+        about = About(target, engine.model_spec, engine.gpu_spec, engine.context)
+        pools = [Pool(engine.num_blocks(), engine.block_tokens)] * scenario.gpus
+        super().__init__(name, about, pools, max_num_seqs=engine.seqs)
+        self._scenario, self._watched = scenario, watched
 
     async def play(self, label: str, *phases: Sequence[TraceRequest]) -> list[PlayedLoad]:
         starts = [number * APART_S for number in range(len(phases))]
@@ -145,17 +136,21 @@ class SimWay:
             of_phase = [next(outcomes) for _ in phase]
             if max((outcome.finished_s or 0.0 for outcome in of_phase), default=0.0) >= end:
                 raise StudyFailed(f"{self.name}: a phase took more than {APART_S:g} s")
-            seen = [seen_of(outcome, start) for outcome in of_phase]
-            loads.append(PlayedLoad(seen, _within(samples, start, end)))
-        return [load.checked(self.name) for load in loads]
+            of_phase_samples = [
+                replace(sample, at_s=sample.at_s - start)
+                for sample in samples
+                if start <= sample.at_s < end
+            ]
+            seen = [row_since(outcome, start) for outcome in of_phase]
+            loads.append(PlayedLoad(seen, of_phase_samples).checked(self.name))
+        return loads
 
     async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
         check_lengths(rows, self._scenario.engine.context)
         samples: list[GaugeSample] = []
         outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
-        return PlayedLoad([seen_of(outcome, 0.0) for outcome in outcomes], samples).checked(
-            self.name
-        )
+        seen = [row_since(outcome, 0.0) for outcome in outcomes]
+        return PlayedLoad(seen, samples).checked(self.name)
 
     def _engine(self, name: str, samples: list[GaugeSample]) -> ServedEngine:
         if not self._watched:
@@ -173,32 +168,8 @@ def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[
     ]
 
 
-def _within(samples: Sequence[GaugeSample], start_s: float, end_s: float) -> list[GaugeSample]:
-    """The samples from `start_s` to `end_s`, with times counted from `start_s`."""
-    return [
-        replace(sample, at_s=sample.at_s - start_s)
-        for sample in samples
-        if start_s <= sample.at_s < end_s
-    ]
-
-
-def seen_of(outcome: SimOutcome, start_s: float) -> Seen:
-    """Convert the outcome of a request whose phase began at `start_s`."""
-    row, first, last = outcome.request, outcome.first_token_s, outcome.finished_s
-    many = row.output_tokens > 1
-    rejected = outcome.reject
-    return Seen(
-        request=row,
-        outcome="rejected" if rejected else "ok" if last is not None else "failed",
-        reason=rejected.reason if rejected else None,
-        due_s=row.arrival_s - start_s,
-        done_s=None if last is None else last - start_s,
-        ttft_s=outcome.ttft_s,
-        e2e_s=None if last is None else last - row.arrival_s,
-        tpot_s=(last - first) / (row.output_tokens - 1) if many and first and last else None,
-        stall_s=outcome.stall_s if many and last is not None else None,
-        prompt_tokens=row.input_tokens if last is not None else None,
-        cached_tokens=outcome.cached_tokens if last is not None else None,
-        backend=outcome.backend,
-        waited_s=rejected.queued_s if rejected else None,
-    )
+def row_since(outcome: SimOutcome, start_s: float) -> RequestRow:
+    """Return the row of a request whose phase began at `start_s`."""
+    row = row_of(outcome, DEFAULT_BUCKETS, None)
+    times = {name: at - start_s for name in TIMES if (at := getattr(row, name)) is not None}
+    return replace(row, **times)

@@ -27,7 +27,7 @@ from forebay.proxy.config.schema import Config
 from forebay.replay.plan.slo import Slo, default_slos, parse_slos
 from forebay.replay.sim.capacity import capacity_per_s
 from forebay.replay.sim.scenario import DIRECT, Scenario
-from forebay.traces.ground.buckets import DEFAULT_BUCKETS, bucket_of
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 from forebay.traces.ground.command_line.options import a_time
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -161,7 +161,7 @@ class Flood(Study):
         engines = max(1, len(way.pools))
         rows = requests(1.0, float(CAPACITY_REQUESTS * engines), self.seed)
         load = await way.closed("capacity", rows, IN_FLIGHT * engines)
-        done = sorted(reply.done_s for reply in load.seen if reply.ok and reply.done_s is not None)
+        done = sorted(load.done_s)
         if len(done) < 2 or done[-1] <= 0:
             raise StudyFailed(f"{way.name}: too few answers to measure capacity; give --capacity")
         return len(done) / done[-1]
@@ -266,8 +266,7 @@ async def highest_followed(
     for _ in range(SEARCH_STEPS):
         rate = sqrt(low * high)
         (load,) = await way.play("capacity", make(rate))
-        done = [reply.done_s for reply in load.seen if reply.done_s is not None]
-        if middle_rate(done) >= FOLLOWED * middle_rate([reply.due_s for reply in load.seen]):
+        if middle_rate(load.done_s) >= FOLLOWED * middle_rate(load.due_s):
             low = best = rate
         else:
             high = rate
@@ -292,10 +291,11 @@ def requests(rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]
 
 
 def row_of(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) -> Row:
-    seen, length = load.seen, window_s(load.seen)
+    seen, length = load.seen, window_s(load.due_s)
     met = good(seen, slos)
     at_once = sum(
-        reply.outcome == "rejected" and (reply.waited_s or 0.0) <= AT_ONCE_S for reply in seen
+        reply.outcome == "rejected" and (reply.reject_latency_s or 0.0) <= AT_ONCE_S
+        for reply in seen
     )
     admitted = len(seen) - at_once
     row = {
@@ -313,8 +313,8 @@ def row_of(way: str, factor: float, load: PlayedLoad, slos: Sequence[Slo]) -> Ro
         "verdict": load.verdict,
     }
     for name in NAMES:
-        of = [reply for reply in seen if bucket_of(reply.request.input_tokens) == name]
-        row[f"{name}_ttft_p99_s"] = percentile(ttfts(of), 99)
+        of = ttfts(reply for reply in seen if reply.bucket == name)
+        row[f"{name}_ttft_p99_s"] = percentile(of, 99)
     return row
 
 

@@ -148,10 +148,13 @@ class HolFleet(HolOptions):
     def plot(self, rows: Sequence[Row]) -> str:
         """Plot the share of chats whose worst stall, or TTFT, is at least a given time."""
         panels: list[Panel] = []
-        for title, key in (("worst gap between two tokens", "stall_s"), ("TTFT", "ttft_s")):
+        for title, key in (
+            ("worst gap between two tokens", "stall_s"),
+            ("TTFT", "ttft_response_s"),
+        ):
             series = []
             for name, load in self.played.items():
-                chats = [reply for reply in load.seen if not reply.request.document and reply.ok]
+                chats = [reply for reply in load.answered if not reply.document]
                 values = sorted(v for reply in chats if (v := getattr(reply, key) or 0.0) > 0)
                 series.append(Series(name, (), _tail(values)))
             x, y = Axis(f"{title} of a chat"), Axis("share of chats at least as long", share_label)
@@ -166,9 +169,11 @@ def whole_prompts(config: EngineConfig) -> EngineConfig:
 
 def fleet_figures(way: str, load: PlayedLoad) -> Row:
     """The figures of one way. Raises StudyFailed if no chat or no document was answered."""
-    chats = [reply for reply in load.seen if reply.request.document is None]
-    documents = [reply for reply in load.seen if reply.request.document is not None]
-    stalls = [reply.stall_s for reply in chats if reply.ok and reply.stall_s is not None]
+    chats = [reply for reply in load.seen if reply.document is None]
+    documents = [reply for reply in load.seen if reply.document is not None]
+    stalls = [
+        reply.stall_s for reply in chats if reply.outcome == "ok" and reply.stall_s is not None
+    ]
     waits = ttfts(documents)
     if not stalls or not waits:
         raise StudyFailed(f"{way}: no chat or no document was answered")

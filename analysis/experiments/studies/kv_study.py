@@ -22,9 +22,10 @@ from forebay.analysis.experiments.gauges import GaugeSample, Pool
 from forebay.analysis.experiments.result import Column, Row
 from forebay.analysis.experiments.study import Study
 from forebay.analysis.experiments.system_from_options import one_way
-from forebay.analysis.experiments.systems import PlayedLoad, Seen, Way
+from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.kv.plan import Choices, choose_gpu, make_plan
+from forebay.replay.results.row import Row as RequestRow
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 
@@ -134,7 +135,7 @@ class KvCache(Study):
             "running": max(sample.running for sample in load.samples),
             "waiting": max((sample.waiting for sample in settled(load)), default=0),
             "preempted": max(preemptions) - min(preemptions),
-            "failed": sum(not reply.ok for reply in load.seen),
+            "failed": sum(reply.outcome != "ok" for reply in load.seen),
             "together": were_together(load.seen, self.fit),
         }
 
@@ -247,9 +248,9 @@ class KvCache(Study):
         return document(Panel(series, x, y, (float(self.fit), "last that fits")))
 
 
-def were_together(seen: Sequence[Seen], fit: int) -> bool:
+def were_together(seen: Sequence[RequestRow], fit: int) -> bool:
     """True if the first `fit` answers had all begun before any ended."""
-    begun = sorted(reply.due_s + reply.ttft_s for reply in seen if reply.ttft_s is not None)[:fit]
+    begun = sorted(reply.first_s for reply in seen if reply.first_s is not None)[:fit]
     ended = min((reply.done_s for reply in seen if reply.done_s is not None), default=0.0)
     return not begun or begun[-1] <= ended
 

@@ -142,7 +142,7 @@ class SharedDocumentStudy(Study):
     def row_of(self, way: Way, phase: str) -> Row:
         """The row of a phase. Cold counts users with a cache hit of less than half the document."""
         load = self.played[way.name][phase]
-        answered = [reply for reply in load.seen if reply.ok]
+        answered = load.answered
         if any(reply.cached_tokens is None for reply in answered):
             raise InputError(
                 f"--target {way.about.name}: does not report cached tokens; start vLLM with "
@@ -191,7 +191,7 @@ class SharedDocumentStudy(Study):
         document on another engine belongs to no user and is counted apart.
         """
         first, others, alone, at_once = (of[phase] for phase in PHASES)
-        request, other = (self.played[name][phase].seen[0].request for phase in (FIRST, OTHERS))
+        (request,), (other, *_), *_ = self.requests()
         shared = shared_tokens(request, other)
         own = request.input_tokens + request.output_tokens - shared
         grown = others["kv_tokens_per_user"]

@@ -28,7 +28,7 @@ from forebay.analysis.experiments.studies.needle import Needle
 from forebay.analysis.experiments.studies.saturation import Saturation
 from forebay.analysis.experiments.studies.shared_document import PHASES, SharedDocumentStudy
 from forebay.analysis.experiments.study import Study, numbers
-from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Seen, SimWay, sim_ways
+from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, sim_ways
 from forebay.analysis.experiments.target import StudyFailed, sim_config
 from forebay.analysis.statistics.knee import gain_of_last_doubling, kneedle, last_followed
 from forebay.proxy.cli import main
@@ -36,6 +36,8 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.plan.slo import default_slos, parse_slos
+from forebay.replay.results.row import Row as RequestRow
+from forebay.replay.results.row import row_with
 from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.scenario import DIRECT, Scenario
@@ -60,6 +62,18 @@ def saturation(way: SimWay) -> Saturation:
 def one_engine(**options: Any) -> SimWay:
     config = replace(sim_config(PHI, None, None), **options)
     return SimWay(IN_TURN, Scenario(config, 1, DIRECT), PHI, watched=True)
+
+
+def answered(
+    request: TraceRequest, due_s: float = 0.0, done_s: float = 1.0, **changed: Any
+) -> RequestRow:
+    """The row of an answer whose TTFT is 0.5 s, unless changed."""
+    values = {
+        "outcome": "ok", "intended_s": due_s, "first_s": due_s + 0.5, "done_s": done_s,
+        "ttft_response_s": 0.5, "e2e_response_s": 1.0, "tpot_s": 0.01, "stall_s": 0.01,
+        "prompt_tokens": request.input_tokens, "cached_tokens": 0,
+    }  # fmt: skip
+    return row_with(request, "chat", None, values | changed)
 
 
 def rows(count: int, prompt: int = 1000, output: int = 20) -> list[TraceRequest]:
@@ -122,7 +136,9 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> N
 def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
     row = asyncio.run(one_load.at_concurrency(one_engine(), made(), 1))
     load = asyncio.run(one_engine().closed("x", rows(1, 1000, 200), 1))
-    assert row["requests_per_s"] == pytest.approx(1 / (load.seen[0].e2e_s or 0.0), rel=0.15)
+    assert row["requests_per_s"] == pytest.approx(
+        1 / (load.seen[0].e2e_response_s or 0.0), rel=0.15
+    )
     assert row["running"] == 1
 
 
@@ -328,8 +344,7 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     for factor, least in ((1.5, 0.997), (3.0, 0.985), (6.0, 0.98)):
         (load,) = asyncio.run(way.play("x", flood.requests(factor * 23.3, 60.0, 0)))
         told.append(flood.row_of(PROXY, factor, load, slos))
-        answered = [one for one in load.seen if one.ok]
-        assert good(answered, slos) > least * len(answered)
+        assert good(load.answered, slos) > least * len(load.answered)
     assert max(row["late_share"] for row in told[:2]) < 0.05
     assert told[2]["late_share"] < 0.08
     assert min(row["goodput_per_s"] for row in told) > 0.95 * told[0]["goodput_per_s"]
@@ -350,8 +365,7 @@ def test_capacity_is_the_highest_rate_that_is_followed(limit: float, found: floa
             seen, free_s = [], 0.0
             for row in phases[0]:
                 free_s = max(free_s, row.arrival_s) + 0.1
-                times = (row.arrival_s, free_s, 0.1, 0.1, 0.1, 0.1)
-                seen.append(Seen(row, "ok", None, *times, 10, 0, None))
+                seen.append(answered(row, row.arrival_s, free_s))
             return [PlayedLoad(seen)]
 
     def made(rate: float) -> list[TraceRequest]:
@@ -382,15 +396,15 @@ async def test_a_flood_of_a_url_alone_says_what_it_cannot_tell(tmp_path: Path) -
 
 
 def test_what_was_refused_or_failed_is_missed() -> None:
-    ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, 0, "gpu0")
-    late, refused = replace(ok, ttft_s=2.5, due_s=1.0), replace(ok, outcome="rejected", due_s=2.0)
-    refused = replace(refused, waited_s=0.01)
+    ok = answered(rows(1)[0])
+    late = replace(ok, ttft_response_s=2.5, intended_s=1.0)
+    refused = replace(ok, outcome="rejected", intended_s=2.0, reject_latency_s=0.01)
     slos = default_slos(DEFAULT_BUCKETS)
     told = flood.row_of(PROXY, 1.0, PlayedLoad([ok, late, refused]), slos)
     assert (told["attainment"], told["rejected_share"]) == pytest.approx((1 / 3, 1 / 3))
     assert told["ttft_p99_s"] is None  # two answers are no p99
     assert told["late_share"] == 0.5  # of the two admitted
-    waited = replace(refused, waited_s=2.0)
+    waited = replace(refused, reject_latency_s=2.0)
     told = flood.row_of(PROXY, 1.0, PlayedLoad([ok, late, waited]), slos)
     assert told["late_share"] == pytest.approx(2 / 3)  # rejected from the queue
     assert percentile([float(i) for i in range(1000)], 99) == 989
@@ -446,7 +460,7 @@ def test_a_cache_that_fills_early_is_not_called_as_predicted() -> None:
     way.pools, way.about = [Pool(1001, 16)], replace(way.about, gpu=None)
 
     def load(running: int, share: float) -> PlayedLoad:
-        ok = Seen(trace[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 2000, 0, "gpu0")
+        ok = answered(trace[0])
         return PlayedLoad([ok] * 4, [GaugeSample("gpu0", 0.0, running, 4 - running, share, 7)])
 
     for running, share, words in (
@@ -604,7 +618,7 @@ def test_a_server_that_refuses_everything_fails_the_study(tmp_path: Path) -> Non
 
 
 def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
-    ok = Seen(rows(1)[0], "ok", None, 0.0, 1.0, 0.5, 1.0, 0.01, 0.01, 1000, None, "gpu0")
+    ok = answered(rows(1)[0], cached_tokens=None)
     study = shared(6)
     study.played = {IN_TURN: {PHASES[0]: PlayedLoad([ok])}}
     with pytest.raises(InputError, match="--enable-prompt-tokens-details"):
@@ -748,7 +762,7 @@ def test_hol_of_a_fleet_says_what_shorter_stalls_cost(refused: int, words: str |
         row | {"way": PROXY, "stall_s": 0.4, "stalled_share": 0.0, "rejected": refused},
     ]
     request = TraceRequest("c", 0.0, 10, 10)
-    seen = Seen(request, "ok", None, 0.0, 2.0, 1.0, 2.0, 0.1, 0.1, 10, 0, None)
+    seen = answered(request)
     study = HolFleet(targets=[PHI], out=Path("out"), prompt_tokens=60_000)
     study.played = {name: PlayedLoad([seen, seen]) for name in (IN_TURN, PROXY)}
     found = study.conclude(told)
