@@ -5,9 +5,9 @@ refers to the module.
 
 In reading order: `cli` is the command, `study` the skeleton of all studies, `result` the folder
 they write. `target` is the measured server, `server_study` the measurements of one server.
-`systems` receive a load: simulated ones, and the servers of `http_system`. `system_from_options`
-chooses. `one_load` measures a load, `load_stats` sums it up, `gauges` are read meanwhile, `asking`
-sends single questions. The room imports `kv`, `charts` and `statistics`.
+`systems` receive a load: simulated ones, and the servers of `http_system`, which chooses.
+`load_stats` sums a load up, `gauges` are read meanwhile. The room imports `kv`, `charts` and
+`statistics`.
 """
 
 STUDIES = (

@@ -9,16 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.charts.panels import Axis, Panel, count_label, document, line
-from forebay.analysis.experiments.load_stats import good, percentile, ttfts, window_s
-from forebay.analysis.experiments.one_load import middle_rate
-from forebay.analysis.experiments.result import FILLED, VARIED, Column, Row
-from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers
-from forebay.analysis.experiments.system_from_options import (
+from forebay.analysis.experiments.http_system import (
     TARGET,
     check_no_engines,
     measured_by,
     ways_of,
 )
+from forebay.analysis.experiments.load_stats import good, middle_rate, percentile, ttfts, window_s
+from forebay.analysis.experiments.result import FILLED, VARIED, Column, Row
+from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, Way
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.statistics.knee import FOLLOWED, last_followed

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from forebay.analysis.charts.panels import Axis, Panel, Series, document, share_label
+from forebay.analysis.experiments.http_system import check_no_engines, ways_of
 from forebay.analysis.experiments.load_stats import percentile, ttfts
 from forebay.analysis.experiments.result import VARIED, Column, Row
 from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study
-from forebay.analysis.experiments.system_from_options import check_no_engines, ways_of
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, Way, sim_ways
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.statistics.units import duration

@@ -19,9 +19,9 @@ from forebay.analysis.charts.panels import (
     share_label,
 )
 from forebay.analysis.experiments.gauges import GaugeSample, Pool
+from forebay.analysis.experiments.http_system import one_way
 from forebay.analysis.experiments.result import Column, Row
 from forebay.analysis.experiments.study import Study
-from forebay.analysis.experiments.system_from_options import one_way
 from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.kv.plan import Choices, choose_gpu, make_plan

@@ -8,18 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import aiohttp
+import orjson
 import typer
 
 from forebay.analysis.charts.heat_map import heat_map
-from forebay.analysis.experiments.asking import ModelReply, ask, count_tokens, is_simulated
 from forebay.analysis.experiments.result import FILLED, Column, Row
 from forebay.analysis.experiments.study import Gpus, Lengths, Seed, Study, integers, shares
 from forebay.analysis.experiments.systems import PROXY, SimWay
 from forebay.analysis.experiments.target import SIM, StudyFailed, ask_about
 from forebay.replay.clock.clock import Clock
+from forebay.replay.engine.tokenizer import WORDS
 from forebay.replay.plan.options import PATHS
+from forebay.replay.plan.target import Target as Address
+from forebay.replay.send.http import outcome
 from forebay.replay.send.http.client import Client
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.sim.workload import with_blocks
@@ -36,6 +40,18 @@ from forebay.traces.tokens import ByteEstimate, TokenCounter, counter
 MARGIN = 1.1  # extra length of a generated haystack, whose tokens are estimated
 APART_S = 60.0  # virtual time between questions, so that no question waits for another
 TEMPLATE_TOKENS = 64  # room for a chat template
+TIMEOUT_S = 600.0
+SIMULATED_WORDS = frozenset(word.decode().strip() for word in WORDS)
+LEAST_WORDS = 4  # a real model could answer with fewer of these words
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """The answer of a model. `error` is set instead of `text` when the request failed."""
+
+    text: str = ""
+    prompt_tokens: int | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +262,67 @@ def judged(answer: NeedleAnswer, reply: ModelReply, tokens: int | None) -> Answe
         whole = reply.prompt_tokens >= tokens
     right = None if is_simulated(reply.text) else answer.found_in(reply.text)
     return Answered(answer, right, whole, reply.prompt_tokens)
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    address: Address,
+    model: str,
+    prompt: str,
+    output_tokens: int,
+    endpoint: str,
+) -> ModelReply:
+    """The answer at temperature 0. Raises StudyFailed if the server is gone."""
+    body: dict[str, Any] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
+    if endpoint == "chat":
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["prompt"] = prompt
+    status, raw = await _post(session, address, PATHS[endpoint], body)
+    if status != 200:
+        kind, reason = outcome.of_status(status, raw)
+        return ModelReply(error=f"{status} {reason or kind}")
+    try:
+        reply = orjson.loads(raw)
+        choice, usage = reply["choices"][0], reply.get("usage") or {}
+        text = choice["message"]["content"] if endpoint == "chat" else choice["text"]
+        return ModelReply(text or "", outcome.token_count(usage.get("prompt_tokens")))
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        return ModelReply(error="malformed answer")
+
+
+async def count_tokens(
+    session: aiohttp.ClientSession, address: Address, model: str, prompt: str
+) -> int | None:
+    """Tokens of `prompt` without a chat template, or None if the server has no /tokenize."""
+    body = {"model": model, "prompt": prompt, "add_special_tokens": False}
+    status, raw = await _post(session, address, "/tokenize", body)
+    if status != 200:
+        return None
+    try:
+        return outcome.token_count(orjson.loads(raw)["count"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+def is_simulated(text: str) -> bool:
+    """True if `text` holds only the words that the simulated engine generates."""
+    words = text.split()
+    return len(words) >= LEAST_WORDS and all(word in SIMULATED_WORDS for word in words)
+
+
+async def _post(
+    session: aiohttp.ClientSession, address: Address, path: str, body: dict[str, Any]
+) -> tuple[int, bytes]:
+    try:
+        async with session.post(
+            address.url(path),
+            data=orjson.dumps(body),
+            headers={"content-type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            allow_redirects=False,
+        ) as response:
+            return response.status, await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise StudyFailed(f"{address.base}: no longer answers ({reason})") from error

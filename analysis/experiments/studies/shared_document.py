@@ -10,10 +10,10 @@ import typer
 
 from forebay.analysis.charts.panels import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.gauges import GaugeSample
+from forebay.analysis.experiments.http_system import measured_by, ways_of
 from forebay.analysis.experiments.load_stats import hit_ratio, ttfts
 from forebay.analysis.experiments.result import VARIED, Column, Row
 from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study
-from forebay.analysis.experiments.system_from_options import measured_by, ways_of
 from forebay.analysis.experiments.systems import PROXY, PlayedLoad, Way
 from forebay.analysis.statistics.units import duration, ratio
 from forebay.traces.ground.errors import InputError

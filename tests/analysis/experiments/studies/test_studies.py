@@ -14,18 +14,15 @@ from stages.replay_server import MODEL, Server, serve
 from study_runs import PHI, study
 
 from forebay.analysis.charts.heat_map import heat_map
-from forebay.analysis.experiments import one_load
-from forebay.analysis.experiments.asking import ModelReply, is_simulated
 from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
 from forebay.analysis.experiments.http_system import http_ways
 from forebay.analysis.experiments.load_stats import good, percentile
 from forebay.analysis.experiments.result import Result, doubted
-from forebay.analysis.experiments.studies import flood, needle, shared_document
+from forebay.analysis.experiments.studies import flood, needle, saturation, shared_document
 from forebay.analysis.experiments.studies.flood import Flood
 from forebay.analysis.experiments.studies.hol_fleet import THEIRS, HolFleet
 from forebay.analysis.experiments.studies.kv_study import KvCache
 from forebay.analysis.experiments.studies.needle import Needle
-from forebay.analysis.experiments.studies.saturation import Saturation
 from forebay.analysis.experiments.studies.shared_document import PHASES, SharedDocumentStudy
 from forebay.analysis.experiments.study import Study, numbers
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, sim_ways
@@ -53,8 +50,8 @@ def asked(out: Path, target: str = "") -> Study:
     return Study(targets=[target], out=out)
 
 
-def saturation(way: SimWay) -> Saturation:
-    made = Saturation(targets=[PHI], out=Path("out"))
+def saturation_of(way: SimWay) -> saturation.Saturation:
+    made = saturation.Saturation(targets=[PHI], out=Path("out"))
     made.way = way
     return made
 
@@ -134,7 +131,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> N
 
 
 def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
-    row = asyncio.run(one_load.at_concurrency(one_engine(), made(), 1))
+    row = asyncio.run(saturation.at_concurrency(one_engine(), made(), 1))
     load = asyncio.run(one_engine().closed("x", rows(1, 1000, 200), 1))
     assert row["requests_per_s"] == pytest.approx(
         1 / (load.seen[0].e2e_response_s or 0.0), rel=0.15
@@ -145,8 +142,8 @@ def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
 # Saturation
 
 
-def made() -> one_load.Requests:
-    return one_load.Requests(1000, 200, 0)
+def made() -> saturation.Requests:
+    return saturation.Requests(1000, 200, 0)
 
 
 def test_saturation_finds_the_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +181,7 @@ def test_a_plateau_that_was_measured_is_not_denied(
          "seats": None, "running": None, "failed": 0, "verdict": "valid"}
         for n, y in enumerate(came)
     ]  # fmt: skip
-    found = saturation(one_engine()).conclude(told)
+    found = saturation_of(one_engine()).conclude(told)
     assert words in found.sentence
     assert found.facts["knee_load"] == knee
 
@@ -206,9 +203,9 @@ def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
 async def test_seats_are_inferred_where_nobody_tells_them() -> None:
     way = one_engine(max_num_seqs=8)
 
-    told = [await one_load.at_concurrency(way, made(), n) for n in (4, 16, 32)]
+    told = [await saturation.at_concurrency(way, made(), n) for n in (4, 16, 32)]
     way.max_num_seqs = None
-    study = saturation(way)
+    study = saturation_of(way)
     assert study.seats(told)[0] == 8
     assert study.seats(told[:2])[0] is None  # once may be chance
     blind = [row | {"seats": None, "running": None} for row in told]
@@ -217,9 +214,9 @@ async def test_seats_are_inferred_where_nobody_tells_them() -> None:
 
 def test_seats_are_not_what_ran_while_nobody_waited() -> None:
     busy = [GaugeSample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
-    assert one_load.seats_seen(busy) is None
-    assert one_load.seats_seen([replace(one, waiting=3) for one in busy]) == 8
-    assert one_load.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
+    assert saturation.seats_seen(busy) is None
+    assert saturation.seats_seen([replace(one, waiting=3) for one in busy]) == 8
+    assert saturation.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
 
 
 # The shared document
@@ -555,11 +552,11 @@ def test_right_answers_are_counted_and_cut_prompts_seen(
 
 
 def test_an_answer_that_could_be_a_models_is_judged() -> None:
-    assert is_simulated("ban din tor mit")
-    assert not is_simulated("The special number is 4711.")
-    assert not is_simulated("ten")
+    assert needle.is_simulated("ban din tor mit")
+    assert not needle.is_simulated("The special number is 4711.")
+    assert not needle.is_simulated("ten")
     _, answer = needle_study(PHI).prompts(None, ByteEstimate())[0]
-    refused = needle.judged(answer, ModelReply(error="400 4xx"), 512)
+    refused = needle.judged(answer, needle.ModelReply(error="400 4xx"), 512)
     assert (refused.right, refused.whole) == (False, None)
 
 
@@ -584,8 +581,8 @@ def sizes(pools: Sequence[Pool]) -> list[tuple[int, int]]:
 async def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
     async with start_engine(config(max_num_batched_tokens=8192)) as server:
         (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
-        row, pools = await one_load.at_concurrency(way, made(), 4), way.pools
-    simulated = await one_load.at_concurrency(one_engine(), made(), 4)
+        row, pools = await saturation.at_concurrency(way, made(), 4), way.pools
+    simulated = await saturation.at_concurrency(one_engine(), made(), 4)
     assert row["requests_per_s"] == pytest.approx(simulated["requests_per_s"], rel=0.03)
     assert row["running"] == simulated["running"] == 4
     assert row["kv_share"] == pytest.approx(simulated["kv_share"], abs=0.003)
