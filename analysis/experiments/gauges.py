@@ -20,6 +20,7 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the latter to vLLM 0.9
 PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
 LAG = "forebay_engine_lag_seconds"
+_SAMPLE = re.compile(r"^([^\s#{]+)(?:\{(.*)\})?[ \t]+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -72,16 +73,11 @@ def read_page(text: str, engine: str, at_s: float) -> tuple[GaugeSample | None, 
     """
     values: dict[str, list[float]] = {}
     pool: Pool | None = None
-    for line in text.splitlines():
-        if line.startswith("#") or not line.strip():
-            continue
-        name, _, rest = line.partition("{")
-        labels, _, number = rest.rpartition("}") if rest else ("", "", line.partition(" ")[2])
-        name = name.partition(" ")[0]
+    for name, labels, number in _SAMPLE.findall(text):
         if name == "vllm:cache_config_info":
             pool = pool or _pool(dict(_LABEL.findall(labels)))
-        with suppress(ValueError, IndexError):
-            values.setdefault(name, []).append(float(number.split()[0]))
+        with suppress(ValueError):
+            values.setdefault(name, []).append(float(number))
 
     def of(*names: str) -> list[float]:
         return next((values[name] for name in names if name in values), [])
@@ -89,9 +85,10 @@ def read_page(text: str, engine: str, at_s: float) -> tuple[GaugeSample | None, 
     running, waiting, shares = of(RUNNING), of(WAITING), of(*KV_SHARE)
     if not (running and waiting and shares):
         return None, pool
-    counts = (round(sum(counted)) for counted in (running, waiting, of(*PREEMPTIONS)))
+    in_flight, queued, preempted = (
+        round(sum(counted)) for counted in (running, waiting, of(*PREEMPTIONS))
+    )
     mean_share, lag_s = sum(shares) / len(shares), sum(of(LAG)[:1])
-    in_flight, queued, preempted = counts
     return GaugeSample(engine, at_s, in_flight, queued, mean_share, preempted, lag_s), pool
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forebay.analysis.statistics.units import NONE, counts, durations, rates, ratios, shares
+from forebay.analysis.statistics.units import FORMATS, NONE, durations, rates
 from forebay.replay.results.folder import make_folder
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.errors import InputError
@@ -33,16 +33,7 @@ def _figures(values: Sequence[float | None]) -> list[str]:
     return [NONE if v is None else f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values]
 
 
-_FORMATS = {
-    "figure": _figures,
-    "s": _times,
-    "count": counts,
-    "rate": rates,
-    "share": shares,
-    "ratio": ratios,
-}
-
-
+_FORMATS = FORMATS | {"figure": _figures, "s": _times, "rate": rates}
 Row = dict[str, Any]
 ALWAYS, FILLED, VARIED = "always", "filled", "varied"
 

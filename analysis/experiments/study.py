@@ -9,9 +9,9 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -230,27 +230,21 @@ def integers(text: str, option: str) -> list[int]:
 
 def numbers(text: str, option: str) -> list[float]:
     """Parse `0.5,1,2` into ascending numbers above 0. Raises InputError."""
-    values = _ascending(text)
-    if not (values[0] > 0 and values[-1] < inf):
-        raise InputError(f"{option} {text}: give numbers above 0, such as 0.5,1,2")
-    return values
+    return _ascending(text, option, lambda n: 0 < n < inf, "numbers above 0, such as 0.5,1,2")
 
 
 def shares(text: str, option: str) -> list[float]:
     """Parse `0,0.5,1` into ascending shares. Raises InputError."""
-    values = _ascending(text)
-    if not (values[0] >= 0 and values[-1] <= 1):
-        raise InputError(f"{option} {text}: give shares from 0 to 1, such as 0,0.5,1")
-    return values
+    return _ascending(text, option, lambda n: 0 <= n <= 1, "shares from 0 to 1, such as 0,0.5,1")
 
 
-def _ascending(text: str) -> list[float]:
-    """Return the numbers of a list, each once, or [-1] if a word is not a number."""
-    try:
-        values = sorted({float(word) for word in text.split(",")})
-    except ValueError:
-        return [-1.0]
-    return [-1.0] if any(map(isnan, values)) else values
+def _ascending(text: str, option: str, fits: Callable[[float], bool], what: str) -> list[float]:
+    """Return the numbers of a list, each once. Raises InputError unless all of them fit."""
+    with suppress(ValueError):
+        values = {float(word) for word in text.split(",")}
+        if all(map(fits, values)):  # NaN never fits
+            return sorted(values)
+    raise InputError(f"{option} {text}: give {what}")
 
 
 def command_line(context: typer.Context) -> str:

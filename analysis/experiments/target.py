@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.engine.async_engine import new_core
@@ -90,17 +90,6 @@ class About:
             raise InputError(f"{option}: {self.name} takes at most {self.context} tokens")
 
 
-class StudyTarget(Protocol):
-    """A server that runs the requests of a study."""
-
-    @property
-    def about(self) -> About: ...
-
-    async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
-        """Answers in the order of `asks`. The answer to `until` ends all other requests."""
-        ...
-
-
 class SimTarget:
     """The simulated engine in virtual time. Every load starts with an empty engine."""
 
@@ -109,6 +98,7 @@ class SimTarget:
         self.about = About(name, config.model_spec, config.gpu_spec, config.context)
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
+        """Answers in the order of `asks`. The answer to `until` ends all other requests."""
         events = [OutputEvents() for _ in asks]
         requests = [
             EngineRequest(str(i), ask.prompt_tokens, ask.output_tokens, arrival_s=ask.at_s)
@@ -138,6 +128,7 @@ class HttpTarget:
         self.about = replace(about, salt=self._salt)
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
+        """As `SimTarget.run`, over HTTP."""
         bodies = [self._body(ask) for ask in asks]
         exchanges = [
             ClientExchange(f"study-{self._sent}-{i}", ask.at_s) for i, ask in enumerate(asks)
@@ -175,6 +166,9 @@ class HttpTarget:
         await self._client.send(self._address.url(PATHS["completions"]), body, exchange, watch)
         for other in others:
             other.end("given up")
+
+
+StudyTarget = SimTarget | HttpTarget
 
 
 def _answer(ask: Ask, events: OutputEvents, sent_s: float, output: int | None, cached: int,

@@ -144,7 +144,13 @@ class KvCache(Study):
         by_arithmetic = None
         if about.model is not None and about.gpu is not None:
             gpu = choose_gpu(about.gpu.name, about.gpu.memory_gib)
-            plan = make_plan(about.model.shape, gpu, self._choices())
+            choices = Choices(
+                kv_cache_dtype=self.kv_cache_dtype,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_seqs=self.max_num_seqs,
+            )
+            plan = make_plan(about.model.shape, gpu, choices)
             by_arithmetic = plan.budget.pool_tokens(plan.max_model_len)
         # The prediction is judged only by rows that fit and whose requests ran together.
         judged = [row for row in rows if row["requests"] <= self.fit and row["together"]]
@@ -177,14 +183,6 @@ class KvCache(Study):
             )
         self.note_failed(rows, "failed")
         return self._words(rows, self.tokens_needed() if apart else 0)
-
-    def _choices(self) -> Choices:
-        return Choices(
-            kv_cache_dtype=self.kv_cache_dtype,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-        )
 
     def tokens_needed(self) -> int:
         """Output tokens of the first request while the prompts of the others are computed.

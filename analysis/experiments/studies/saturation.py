@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from random import Random
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,36 +43,6 @@ from forebay.traces.synth.arrivals import arrival_times
 LEAST_URL, LEAST_SIM = 24, 200  # fewest requests of a load
 ROUNDS = 5  # fewest requests of a level per request in flight
 KV_FULL = 0.9
-
-
-class Requests:
-    """Makes unshared prompts. Output lengths vary by half, so that answers do not end together.
-
-    `least` is the smallest number of requests of a load.
-    """
-
-    def __init__(self, prompt_tokens: int, output_tokens: int, seed: int, least: int = 24) -> None:
-        self._prompt, self._output, self._seed = prompt_tokens, output_tokens, seed
-        self.least = least
-
-    def make(self, load: float, count: int) -> list[TraceRequest]:
-        dice = Random(f"{self._seed}:saturation:{load:g}")
-        low, high = max(2, self._output // 2), self._output + self._output // 2
-        name = f"load-{load:g}"
-        return [
-            TraceRequest(f"{name}-{i}", 0.0, self._prompt, dice.randint(low, high))
-            for i in range(count)
-        ]
-
-    def paced(self, rate: float, seconds: float) -> list[TraceRequest]:
-        """Poisson arrivals, stretched so that the mean rate is exactly `rate`."""
-        rows = self.make(rate, max(self.least, round(rate * seconds)))
-        times = list(islice(arrival_times("poisson", rate, self._seed), len(rows)))
-        stretch = len(rows) / rate / times[-1]
-        return [
-            TraceRequest(row.id, at * stretch, row.input_tokens, row.output_tokens)
-            for row, at in zip(rows, times, strict=True)
-        ]
 
 
 @dataclass(kw_only=True)
@@ -157,12 +127,60 @@ class Saturation(Study):
 
     async def row(self, load: float) -> Row:
         if self.paced:
-            return await at_rate(self.way, self._requests(), load, self.duration)
-        return await at_concurrency(self.way, self._requests(), int(load))
+            return await self.at_rate(load)
+        return await self.at_concurrency(self.way, int(load))
 
-    def _requests(self) -> Requests:
-        least = self.requests or (LEAST_SIM if self.target.startswith(SIM) else LEAST_URL)
-        return Requests(self.prompt_tokens, self.output_tokens, self.seed, least)
+    async def at_concurrency(self, way: Way, at_once: int) -> Row:
+        """Throughput of the steady part: after one round of answers, before the last is sent."""
+        rows = self._unpaced(at_once, max(self._least, ROUNDS * at_once))
+        load = await way.closed(f"closed-{at_once}", rows, at_once)
+        done = sorted(
+            (reply.done_s, reply.asked_tokens or 0)
+            for reply in load.answered
+            if reply.done_s is not None
+        )
+        start = done[min(at_once, len(done)) - 1][0]
+        stop = max(load.due_s)
+        within = [tokens for at, tokens in done if start < at <= stop]
+        length = stop - start
+        steady = length > 0 and len(within) >= at_once / 2
+        return _row(
+            load,
+            at_once,
+            len(within) / length if steady else len(done) / done[-1][0],
+            sum(within) / length if steady else sum(t for _, t in done) / done[-1][0],
+        )
+
+    async def at_rate(self, rate: float) -> Row:
+        """Throughput of the middle 80 % of the answers, and of the same part of the arrivals."""
+        load = (await self.way.play(f"rate-{rate:g}", self._paced(rate)))[0]
+        done, offered = load.done_s, middle_rate(load.due_s)
+        # A share of all requests sent: a server that rejects half of them completes half the rate.
+        achieved = middle_rate(done) * len(done) / len(load.seen)
+        tokens = sum(reply.asked_tokens or 0 for reply in load.answered)
+        row = _row(load, rate, achieved, tokens * achieved / len(done))
+        return row | {"offered_per_s": offered}
+
+    @property
+    def _least(self) -> int:
+        """The smallest number of requests of a load."""
+        return self.requests or (LEAST_SIM if self.target.startswith(SIM) else LEAST_URL)
+
+    def _unpaced(self, load: float, count: int) -> list[TraceRequest]:
+        """Unshared prompts. Output lengths vary by half, so that answers do not end together."""
+        dice = Random(f"{self.seed}:saturation:{load:g}")
+        low, high = max(2, self.output_tokens // 2), self.output_tokens + self.output_tokens // 2
+        return [
+            TraceRequest(f"load-{load:g}-{i}", 0.0, self.prompt_tokens, dice.randint(low, high))
+            for i in range(count)
+        ]
+
+    def _paced(self, rate: float) -> list[TraceRequest]:
+        """Poisson arrivals, stretched so that the mean rate is exactly `rate`."""
+        rows = self._unpaced(rate, max(self._least, round(rate * self.duration)))
+        times = list(islice(arrival_times("poisson", rate, self.seed), len(rows)))
+        stretch = len(rows) / rate / times[-1]
+        return [replace(row, arrival_s=at * stretch) for row, at in zip(rows, times, strict=True)]
 
     async def more(self, rows: Sequence[Row]) -> None:
         """Run the largest load of a simulated engine again with the advised max_num_seqs."""
@@ -172,7 +190,7 @@ class Saturation(Study):
         seats = int(rows[at]["load"])
         if seats != self.way.max_num_seqs:
             advised = await one_way(self, self.max_num_batched_tokens, seats)
-            self.tried = await at_concurrency(advised, self._requests(), int(rows[-1]["load"]))
+            self.tried = await self.at_concurrency(advised, int(rows[-1]["load"]))
 
     def knee(self, rows: Sequence[Row]) -> tuple[int | None, str, float]:
         """Index of the knee (None if not reached), its rule, and the gain of the last doubling."""
@@ -285,40 +303,7 @@ class Saturation(Study):
         return document(Panel(throughput, x, tokens, note), Panel(times, x, Axis("time"), note))
 
 
-async def at_concurrency(way: Way, maker: Requests, at_once: int) -> dict[str, Any]:
-    """Throughput of the steady part: after one round of answers, before the last is sent."""
-    rows = maker.make(at_once, max(maker.least, ROUNDS * at_once))
-    load = await way.closed(f"closed-{at_once}", rows, at_once)
-    done = sorted(
-        (reply.done_s, reply.asked_tokens or 0)
-        for reply in load.answered
-        if reply.done_s is not None
-    )
-    start = done[min(at_once, len(done)) - 1][0]
-    stop = max(load.due_s)
-    within = [tokens for at, tokens in done if start < at <= stop]
-    length = stop - start
-    steady = length > 0 and len(within) >= at_once / 2
-    return _row(
-        load,
-        at_once,
-        len(within) / length if steady else len(done) / done[-1][0],
-        sum(within) / length if steady else sum(t for _, t in done) / done[-1][0],
-    )
-
-
-async def at_rate(way: Way, maker: Requests, rate: float, seconds: float) -> dict[str, Any]:
-    """Throughput of the middle 80 % of the answers, and of the same part of the arrivals."""
-    load = (await way.play(f"rate-{rate:g}", maker.paced(rate, seconds)))[0]
-    done, offered = load.done_s, middle_rate(load.due_s)
-    # A share of all requests sent: a server that rejects half of them completes half the rate.
-    achieved = middle_rate(done) * len(done) / len(load.seen)
-    tokens = sum(reply.asked_tokens or 0 for reply in load.answered)
-    row = _row(load, rate, achieved, tokens * achieved / len(done))
-    return row | {"offered_per_s": offered}
-
-
-def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> dict[str, Any]:
+def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> Row:
     samples = load.samples
     times = ttfts(load.seen)
     return {

@@ -137,34 +137,32 @@ class SharedDocumentStudy(Study):
         ]
 
     async def row(self, load: tuple[Way, str]) -> Row:
-        return self.row_of(*load)
-
-    def row_of(self, way: Way, phase: str) -> Row:
         """The row of a phase. Cold counts users with a cache hit of less than half the document."""
-        load = self.played[way.name][phase]
-        answered = load.answered
+        way, phase = load
+        played = self.played[way.name][phase]
+        answered = played.answered
         if any(reply.cached_tokens is None for reply in answered):
             raise InputError(
                 f"--target {way.about.name}: does not report cached tokens; start vLLM with "
                 "--enable-prompt-tokens-details"
             )
-        times = ttfts(load.seen)
-        most = max(kv_use(way, load.samples), key=lambda use: use.total, default=None)
+        times = ttfts(answered)
+        most = max(kv_use(way, played.samples), key=lambda use: use.total, default=None)
         shared = -(-self.document_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
         cold = [r for r in answered if (r.cached_tokens or 0) < self.document_tokens / 2]
         return {
             "way": way.name,
             "phase": phase,
-            "users": len(load.seen),
+            "users": len(played.seen),
             "cold": len(cold),
             "ttft_s": median(times),
             "ttft_max_s": max(times),
-            "hit_ratio": hit_ratio(load.seen),
+            "hit_ratio": hit_ratio(answered),
             "kv_tokens": most and most.total,
             "kv_copies": most and most.copies(shared),
             "kv_tokens_per_user": most and most.per_user(shared),
-            "failed": len(load.seen) - len(answered),
-            "verdict": load.verdict,
+            "failed": len(played.seen) - len(answered),
+            "verdict": played.verdict,
         }
 
     def sentence(self, rows: Sequence[Row]) -> str:

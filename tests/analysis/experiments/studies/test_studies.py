@@ -18,14 +18,15 @@ from forebay.analysis.experiments.gauges import GaugeSample, Pool, read_page
 from forebay.analysis.experiments.http_system import http_ways
 from forebay.analysis.experiments.load_stats import good, percentile
 from forebay.analysis.experiments.result import Result, doubted
-from forebay.analysis.experiments.studies import flood, needle, saturation, shared_document
+from forebay.analysis.experiments.studies import flood, needle, shared_document
 from forebay.analysis.experiments.studies.flood import Flood
 from forebay.analysis.experiments.studies.hol_fleet import THEIRS, HolFleet
 from forebay.analysis.experiments.studies.kv_study import KvCache
 from forebay.analysis.experiments.studies.needle import Needle
+from forebay.analysis.experiments.studies.saturation import Saturation, seats_seen
 from forebay.analysis.experiments.studies.shared_document import PHASES, SharedDocumentStudy
 from forebay.analysis.experiments.study import Study, numbers
-from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, sim_ways
+from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, Way, sim_ways
 from forebay.analysis.experiments.target import StudyFailed, sim_config
 from forebay.analysis.statistics.knee import gain_of_last_doubling, kneedle, last_followed
 from forebay.proxy.cli import main
@@ -50,8 +51,8 @@ def asked(out: Path, target: str = "") -> Study:
     return Study(targets=[target], out=out)
 
 
-def saturation_of(way: SimWay) -> saturation.Saturation:
-    made = saturation.Saturation(targets=[PHI], out=Path("out"))
+def saturation_of(way: Way) -> Saturation:
+    made = Saturation(targets=[PHI], out=Path("out"), requests=24)
     made.way = way
     return made
 
@@ -131,7 +132,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> N
 
 
 def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
-    row = asyncio.run(saturation.at_concurrency(one_engine(), made(), 1))
+    row = asyncio.run(saturation_of(one_engine()).row(1))
     load = asyncio.run(one_engine().closed("x", rows(1, 1000, 200), 1))
     assert row["requests_per_s"] == pytest.approx(
         1 / (load.seen[0].e2e_response_s or 0.0), rel=0.15
@@ -140,10 +141,6 @@ def test_alone_the_closed_loop_is_one_answer_after_the_other() -> None:
 
 
 # Saturation
-
-
-def made() -> saturation.Requests:
-    return saturation.Requests(1000, 200, 0)
 
 
 def test_saturation_finds_the_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,9 +200,9 @@ def test_rates_are_followed_up_to_what_the_seats_bear(tmp_path: Path) -> None:
 async def test_seats_are_inferred_where_nobody_tells_them() -> None:
     way = one_engine(max_num_seqs=8)
 
-    told = [await saturation.at_concurrency(way, made(), n) for n in (4, 16, 32)]
-    way.max_num_seqs = None
     study = saturation_of(way)
+    told = [await study.row(n) for n in (4, 16, 32)]
+    way.max_num_seqs = None
     assert study.seats(told)[0] == 8
     assert study.seats(told[:2])[0] is None  # once may be chance
     blind = [row | {"seats": None, "running": None} for row in told]
@@ -214,9 +211,9 @@ async def test_seats_are_inferred_where_nobody_tells_them() -> None:
 
 def test_seats_are_not_what_ran_while_nobody_waited() -> None:
     busy = [GaugeSample("gpu0", at, 8, 0, 0.2, 0) for at in range(9)]
-    assert saturation.seats_seen(busy) is None
-    assert saturation.seats_seen([replace(one, waiting=3) for one in busy]) == 8
-    assert saturation.seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
+    assert seats_seen(busy) is None
+    assert seats_seen([replace(one, waiting=3) for one in busy]) == 8
+    assert seats_seen([replace(one, waiting=3, kv_share=0.98) for one in busy]) is None
 
 
 # The shared document
@@ -296,7 +293,8 @@ def test_a_cache_that_is_off_is_not_called_shared() -> None:
     study.ways = [way]
     loads = asyncio.run(way.play("x", *study.requests()))
     study.played = {way.name: dict(zip(PHASES, loads, strict=True))}
-    result = study.conclude([study.row_of(way, phase) for phase in PHASES])
+    told = [asyncio.run(study.row((way, phase))) for phase in PHASES]
+    result = study.conclude(told)
     assert result.facts["kv_flat"] is False  # each user adds a copy
     assert result.sentence.startswith("The document was not shared: 6 of 6 users waited")
 
@@ -581,8 +579,8 @@ def sizes(pools: Sequence[Pool]) -> list[tuple[int, int]]:
 async def test_saturation_by_url_is_what_virtual_time_says(tmp_path: Path) -> None:
     async with start_engine(config(max_num_batched_tokens=8192)) as server:
         (way,) = await http_ways(asked(tmp_path), [("target", [server.url])], ())
-        row, pools = await saturation.at_concurrency(way, made(), 4), way.pools
-    simulated = await saturation.at_concurrency(one_engine(), made(), 4)
+        row, pools = await saturation_of(way).row(4), way.pools
+    simulated = await saturation_of(one_engine()).row(4)
     assert row["requests_per_s"] == pytest.approx(simulated["requests_per_s"], rel=0.03)
     assert row["running"] == simulated["running"] == 4
     assert row["kv_share"] == pytest.approx(simulated["kv_share"], abs=0.003)
@@ -619,7 +617,7 @@ def test_a_server_that_does_not_say_what_was_cached_is_bad_input() -> None:
     study = shared(6)
     study.played = {IN_TURN: {PHASES[0]: PlayedLoad([ok])}}
     with pytest.raises(InputError, match="--enable-prompt-tokens-details"):
-        study.row_of(one_engine(), PHASES[0])
+        asyncio.run(study.row((one_engine(), PHASES[0])))
 
 
 def test_metrics_are_read_by_vllms_names() -> None:
