@@ -157,7 +157,7 @@ def markdown(result: Result) -> str:
 
 def markdown_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as a Markdown table. Numbers are aligned right."""
-    cells = [cells_of(column, [row.get(column.key) for row in rows]) for column in columns]
+    cells = _cells(columns, rows)
     rules = ["---" if column.kind == "text" else "--:" for column in columns]
     lines = [[column.heading for column in columns], rules, *zip(*cells, strict=True)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -179,6 +179,10 @@ def cells_of(column: Column, values: Sequence[Any]) -> list[str]:
     return [str(NONE if value is None else value) for value in values]
 
 
+def _cells(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [cells_of(column, [row.get(column.key) for row in rows]) for column in columns]
+
+
 def _print(result: Result, out: Path) -> None:
     from rich import box
     from rich.console import Console
@@ -188,7 +192,7 @@ def _print(result: Result, out: Path) -> None:
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     columns = [column for column in result.columns if column.shown]
-    cells = [cells_of(column, [row.get(column.key) for row in result.rows]) for column in columns]
+    cells = _cells(columns, result.rows)
     whole = zip(columns, cells, strict=True)
     # Headings are broken at each space only if the table is wider than the terminal.
     crowded = sum(max(map(len, [column.heading, *of])) + 2 for column, of in whole) > console.width

@@ -136,13 +136,8 @@ class SimWay(Way):
             of_phase = [next(outcomes) for _ in phase]
             if max((outcome.finished_s or 0.0 for outcome in of_phase), default=0.0) >= end:
                 raise StudyFailed(f"{self.name}: a phase took more than {APART_S:g} s")
-            of_phase_samples = [
-                replace(sample, at_s=sample.at_s - start)
-                for sample in samples
-                if start <= sample.at_s < end
-            ]
             seen = [row_since(outcome, start) for outcome in of_phase]
-            loads.append(PlayedLoad(seen, of_phase_samples).checked(self.name))
+            loads.append(PlayedLoad(seen, _within(samples, start, end)).checked(self.name))
         return loads
 
     async def closed(self, label: str, rows: Sequence[TraceRequest], at_once: int) -> PlayedLoad:
@@ -166,6 +161,12 @@ def sim_ways(target: str, scenario: Scenario, *, watched: bool = False) -> list[
         SimWay(IN_TURN, direct, target, watched=watched),
         SimWay(PROXY, scenario, target, watched=watched),
     ]
+
+
+def _within(samples: Sequence[GaugeSample], start_s: float, end_s: float) -> list[GaugeSample]:
+    """The samples from `start_s` to `end_s`, with times counted from `start_s`."""
+    within = (sample for sample in samples if start_s <= sample.at_s < end_s)
+    return [replace(sample, at_s=sample.at_s - start_s) for sample in within]
 
 
 def row_since(outcome: SimOutcome, start_s: float) -> RequestRow:

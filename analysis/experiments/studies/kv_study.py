@@ -140,18 +140,7 @@ class KvCache(Study):
         }
 
     def sentence(self, rows: Sequence[Row]) -> str:
-        about = self.way.about
-        by_arithmetic = None
-        if about.model is not None and about.gpu is not None:
-            gpu = choose_gpu(about.gpu.name, about.gpu.memory_gib)
-            choices = Choices(
-                kv_cache_dtype=self.kv_cache_dtype,
-                gpu_memory_utilization=self.gpu_memory_utilization,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_num_seqs=self.max_num_seqs,
-            )
-            plan = make_plan(about.model.shape, gpu, choices)
-            by_arithmetic = plan.budget.pool_tokens(plan.max_model_len)
+        by_arithmetic = self._predicted_pool_tokens()
         # The prediction is judged only by rows that fit and whose requests ran together.
         judged = [row for row in rows if row["requests"] <= self.fit and row["together"]]
         apart = [row["requests"] for row in rows if not row["together"]]
@@ -171,7 +160,7 @@ class KvCache(Study):
                 "the size of the cache was not predicted, because that needs a known --model and "
                 "--gpu; use is predicted from the reported size"
             )
-        if about.name.startswith(SIM):
+        if self.way.about.name.startswith(SIM):
             self.note(
                 "the simulated engine computes its cache with the same arithmetic, so only the use "
                 "is checked, not the size"
@@ -183,6 +172,21 @@ class KvCache(Study):
             )
         self.note_failed(rows, "failed")
         return self._words(rows, self.tokens_needed() if apart else 0)
+
+    def _predicted_pool_tokens(self) -> int | None:
+        """The size of the cache by arithmetic, None without the data sheets."""
+        about = self.way.about
+        if about.model is None or about.gpu is None:
+            return None
+        gpu = choose_gpu(about.gpu.name, about.gpu.memory_gib)
+        choices = Choices(
+            kv_cache_dtype=self.kv_cache_dtype,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+        )
+        plan = make_plan(about.model.shape, gpu, choices)
+        return plan.budget.pool_tokens(plan.max_model_len)
 
     def tokens_needed(self) -> int:
         """Output tokens of the first request while the prompts of the others are computed.
