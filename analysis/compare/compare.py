@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import (
     LATENCIES,
@@ -35,7 +37,6 @@ from forebay.analysis.compare.lines import (
     table_rows,
 )
 from forebay.analysis.compare.lines import ComparisonRow as ComparisonRow
-from forebay.analysis.compare.pairs import paired
 from forebay.analysis.runs.provenance import (
     RecordedVerdict,
     differences,
@@ -45,13 +46,15 @@ from forebay.analysis.runs.provenance import (
     warnings,
 )
 from forebay.analysis.runs.run import RunData, from_sending
-from forebay.analysis.statistics.quantile_intervals import ratio_interval
+from forebay.analysis.statistics.intervals import ratio_interval
 from forebay.analysis.statistics.quantiles import MIN_BEYOND, SHARES, Floats
 from forebay.analysis.statistics.units import listed
 from forebay.replay.plan.slo import Slo
 
 JSON_FIELDS = ("section", "key", "unit", "a", "b", "ratio", "better")  # fields of a line
 HEADLINE_ORDER = ("p99", "p90", "p50")  # the first with enough samples in both runs
+LEAST_SHARE = 0.99  # least share of paired requests in either run: with fewer the rest could decide
+SAME_TIME_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,9 @@ class Comparison:
     unlike: tuple[str, ...] = ()
 
     def line(self, section: str, key: str | None) -> ComparisonRow | None:
-        for line in self.lines:
-            if (line.section, line.key) == (section, key):
-                return line
-        return None
+        return next(
+            (line for line in self.lines if (line.section, line.key) == (section, key)), None
+        )
 
     def headline_line(self, bucket: str) -> ComparisonRow | None:
         """The latency that stands for a bucket, or None with too few samples."""
@@ -185,10 +187,13 @@ def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int)
         of_a, of_b = a.of[bucket], b.of[bucket]
         # Each bucket has one latency and one percentile that both runs can give.
         latency = latency_of(of_a, of_b)
-        percentile = _headline_percentile(of_a, of_b, latency)
+        shown = of_a.latency[latency].values, of_b.latency[latency].values
+        percentile = next(
+            (p for p in HEADLINE_ORDER if None not in (p_of[p] for p_of in shown)), None
+        )
         headline_keys[bucket] = key = percentile and f"{latency}_{percentile}"
         intervals = share_intervals(of_a, of_b)
-        slow = paired(a, b, bucket, LATENCIES[latency])
+        slow = _paired(a, b, bucket, LATENCIES[latency])
         if slow is not None:
             pairs.append(bucket)
         timed = all(side.run.info.get("timed", True) for side in (a, b))
@@ -210,17 +215,43 @@ def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int)
     )
 
 
+def _paired(a: RunFigures, b: RunFigures, bucket: str, column: str) -> tuple[Floats, Floats] | None:
+    """Return a latency of the same requests in both runs, in order of time, or None.
+
+    Requests are paired by id, where both runs were sent the same ones at the same times. Both then
+    have their slow times together, and their common part falls out of the interval. With other
+    times the order of one run means nothing in the other, so nothing is paired.
+
+    None also for a run and itself, as a report of one run compares it.
+    """
+    if a.run is b.run:
+        return None
+    of_a, of_b = _places(a, bucket, column), _places(b, bucket, column)
+    both = [name for name in of_a if name in of_b]
+    if not both or len(both) < LEAST_SHARE * max(len(of_a), len(of_b)):
+        return None
+    at_a, at_b = (np.array([places[name] for name in both]) for places in (of_a, of_b))
+    due_a, due_b = a.run.numbers["intended_s"][at_a], b.run.numbers["intended_s"][at_b]
+    if np.isnan(due_a).any() or not np.allclose(due_a, due_b, rtol=0.0, atol=SAME_TIME_S):
+        return None
+    order = due_a.argsort(kind="stable")
+    return a.run.numbers[column][at_a[order]], b.run.numbers[column][at_b[order]]
+
+
+def _places(side: RunFigures, bucket: str, column: str) -> dict[str, int]:
+    """Return the row of each answered id. Empty if a request has none, or two share one."""
+    ids = side.run.words.get("id")
+    if ids is None:
+        return {}
+    rows = np.flatnonzero(side.of[bucket].ok & ~np.isnan(side.run.numbers[column])).tolist()
+    places = {ids[row]: row for row in rows if ids[row]}
+    return places if len(places) == len(rows) else {}
+
+
 def latency_of(*sides: Figures) -> str:
     """TTFT, or E2E where no run has one, such as histograms of another program."""
     there = [side.latency["ttft"].count for side in sides]
     return "ttft" if any(there) or not sides[0].latency["e2e"].count else "e2e"
-
-
-def _headline_percentile(a: Figures, b: Figures, latency: str) -> str | None:
-    for name in HEADLINE_ORDER:
-        if None not in (a.latency[latency].values[name], b.latency[latency].values[name]):
-            return name
-    return None
 
 
 def _kinds(a: Figures, b: Figures) -> list[FigureKind]:

@@ -13,7 +13,7 @@ from forebay.analysis.compare.compare import Comparison, latency_of
 from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.lines import WHOLE_RUN, Better, ComparisonRow, FigureKind, line_of
 from forebay.analysis.runs.provenance import setting
-from forebay.analysis.statistics.share_intervals import share_ratio_interval
+from forebay.analysis.statistics.intervals import share_ratio_interval
 from forebay.analysis.statistics.units import NONE, durations, listed, rates, shares
 
 Mood = Literal["better", "worse", "mixed", "none", "doubtful"]  # doubtful: invalid or unlike runs

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from forebay.analysis.compare.figures import Figures, RunFigures
-from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
+from forebay.analysis.statistics.intervals import ConfidenceInterval, share_ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, SHARES
-from forebay.analysis.statistics.share_intervals import share_ratio_interval
 from forebay.analysis.statistics.units import FORMATS, ratio
 
 Unit = Literal["s", "per_s", "share", "ratio", "count", "money"]

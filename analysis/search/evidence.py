@@ -16,8 +16,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.analysis.statistics.intervals import wilson
 from forebay.analysis.statistics.quantiles import Floats
-from forebay.analysis.statistics.share_intervals import wilson
 
 CONFIDENCE = 0.95
 WARM_UP_SHARE = 0.1

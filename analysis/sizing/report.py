@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.sizing.guide import SizingAnswer, Validation, sharing_takes_minutes
 from forebay.analysis.sizing.judge import FleetJudgement, pooled
-from forebay.analysis.statistics.share_intervals import wilson
+from forebay.analysis.statistics.intervals import wilson
 from forebay.analysis.statistics.units import numbered
 
 if TYPE_CHECKING:

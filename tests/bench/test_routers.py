@@ -25,7 +25,7 @@ from routers.results import Entry, Estimate, groups, percentile, summarise
 from routers.run import LATE_SHARE, Run, Signs, judge, late_steps, measure
 from routers.traffic import Traffic, at_rate, prepare
 
-from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
+from forebay.analysis.statistics.intervals import ConfidenceInterval
 from forebay.analysis.statistics.units import NEVER, NONE
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest

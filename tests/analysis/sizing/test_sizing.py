@@ -23,7 +23,7 @@ from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, l
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users, class_of
-from forebay.analysis.statistics.share_intervals import share_ratio_interval, wilson
+from forebay.analysis.statistics.intervals import share_ratio_interval, wilson
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.analysis.charts import svg
-from forebay.analysis.statistics.quantile_intervals import ratio_interval
+from forebay.analysis.statistics.intervals import ratio_interval
 from forebay.analysis.statistics.quantiles import (
     order_statistic,
     percentile_table,

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from routers.plan import IDENTITY, Record, latest
 
-from forebay.analysis.statistics.quantile_intervals import ConfidenceInterval
+from forebay.analysis.statistics.intervals import ConfidenceInterval
 from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic
 
 WIDTH = math.log(1.02)  # of a bin
