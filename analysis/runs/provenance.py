@@ -1,18 +1,23 @@
 """Read from run.json how a run was made, and find differences that forbid a comparison.
 
 Only facts in the file are reported. `MUST_AGREE` lists the settings that must be equal, so that
-a comparison is between servers and not between loads.
+a comparison is between servers and not between loads. The file may be from an older run, or
+damaged: values that no replay writes are left out of a command that repeats the run.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.analysis.statistics.units import printable
+from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.slo import Slo, default_slos
 from forebay.replay.results.verdict import FAILED, INTERRUPTED, OTHER_LOAD
+from forebay.traces.ground.buckets import DEFAULT_BUCKETS, LengthBucket, named_bucket
 from forebay.traces.ground.command_line.plugins import from_lab
 
 LATENCY_TARGETS = "latency targets"
@@ -64,6 +69,12 @@ MUST_AGREE = (
     LATENCY_TARGETS,
     WARM,
 )
+# Keys of run.json in the order of their options, whose names have no unit. Model and context limit
+# are among them: run.json records the values in use, whether or not they were given.
+KEYS = ("arrivals", "rate_per_s", "speed", "duration_s", "time_scale", "endpoint", "too_long",
+        "seed", "model", "salt", "max_model_len", "warmup", "max_in_flight")  # fmt: skip
+LEFT_OUT = ("salt", "warmup", "max_in_flight")  # if they have the default
+_DEFAULTS = {option.name: option.default for option in fields(ReplayOptions)}
 HASH_SHOWN = 12  # characters of a hash in a sentence
 COMPLETE = "complete"
 LATE = "client-limited"
@@ -113,22 +124,68 @@ def setting(run: RunData, what: str) -> Any:
 
 def settings(run: RunData) -> dict[str, str]:
     """The known settings of the run as text. Zeros are left out, except for the seed."""
-    texts = {what: text_of(setting(run, what)) for what in PLACES}
     command = repeat_command(run)
-    return {
-        **({"command": command} if command else {}),
-        **({"before it": _start_first(run)} if command and _start_first(run) else {}),
-        **{what: text for what, text in texts.items() if (text and text != "0") or what == "seed"},
-    }
+    texts = {"command": command, "before it": _start_first(run) if command else ""}
+    texts |= {what: text_of(setting(run, what)) for what in PLACES}
+    return {what: text for what, text in texts.items() if text not in ("", "0") or what == "seed"}
 
 
 def repeat_command(run: RunData) -> str:
     """The `forebay replay` or `simulate` command that repeats the run, "" if none alone does."""
-    if run.info.get("simulated"):
+    info = run.info
+    if info.get("simulated"):
         return str(from_lab("simulate_command")(run))
-    from forebay.analysis.runs.replay_command import replay_command
+    trace, targets = at_path(info, ("trace", "path")), info.get("targets")
+    if not isinstance(trace, str) or not isinstance(targets, list) or "merged" in info:
+        return ""
+    words = ["forebay", "replay", trace]
+    for target in targets:
+        words += ["--target", text_of(at_path(target, ("url",)))]
+    closed = str(info.get("arrivals")).startswith("closed")  # it has its limit in --arrivals
+    for key in KEYS:
+        value = info.get(key)
+        usual = key in LEFT_OUT and value == _DEFAULTS[key]
+        if value is not None and not usual and not (closed and key == "max_in_flight"):
+            name = key.removesuffix("_per_s").removesuffix("_s").replace("_", "-")
+            words += [f"--{name}", text_of(value)]
+    buckets = _buckets(info)
+    if buckets != DEFAULT_BUCKETS:
+        words += ["--buckets", ",".join(f"{bucket.name}:{bucket.up_to}" for bucket in buckets)]
+    words += slo_option(info)
+    if at_path(info, ("trace", "skipped_bad")):
+        words.append("--skip-bad")
+    return shlex.join(map(printable, [*words, "--out", run.path.name]))
 
-    return replay_command(run)
+
+def slo_option(info: Mapping[str, Any]) -> list[str]:
+    """The option --slo, if the latency targets are not the default ones."""
+    slos = _listed(info, "slos", _slo)
+    if not slos or slos == default_slos(_buckets(info)):
+        return []
+    # As `--slo` takes them: decimals, no exponent.
+    limits = [f"{slo.limit_s:.6f}".rstrip("0").rstrip(".") for slo in slos]
+    names = [f"{slo.bucket + '.' if slo.bucket else ''}{slo.metric}" for slo in slos]
+    texts = [f"{name}={limit}s" for name, limit in zip(names, limits, strict=True)]
+    return ["--slo", printable(",".join(texts))]
+
+
+def _listed(info: Mapping[str, Any], key: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(map(make, info.get(key) or ()))
+    except (TypeError, KeyError, ValueError):
+        return ()
+
+
+def _buckets(info: Mapping[str, Any]) -> tuple[LengthBucket, ...]:
+    def bucket(entry: Any) -> LengthBucket:
+        return named_bucket(str(entry["name"]), int(entry["up_to"]))
+
+    return _listed(info, "buckets", bucket) or DEFAULT_BUCKETS
+
+
+def _slo(slo: Any) -> Slo:
+    bucket = slo["bucket"]
+    return Slo(bucket and str(bucket), str(slo["metric"]), float(slo["limit_s"]))
 
 
 def _start_first(run: RunData) -> str:
@@ -192,15 +249,6 @@ def differences(a: RunData, b: RunData, judged_anew: bool = False) -> list[str]:
     ]
 
 
-def _silent(a: RunData, b: RunData) -> list[str]:
-    """A warning if a file does not say how its load was made."""
-    silent = [run.name for run in (a, b) if "made_by" in run.info]
-    if not silent or a is b:
-        return []
-    names = " and ".join(dict.fromkeys(silent))
-    return [f"{names}: trace, pace and model are not recorded; check that they are equal"]
-
-
 def _unrecorded(a: RunData, b: RunData, what: str) -> bool:
     """True if a file of another tool, which records no settings, lacks this one."""
     if what == WARM and None in (setting(a, what), setting(b, what)):  # an older run
@@ -216,23 +264,19 @@ def warnings(
     `doubtful` marks a run whose client was late enough to matter, or waited for --max-in-flight.
     Different latency targets do not matter if both runs are judged again by equal targets.
     """
-    reasons = []
     # First what each run says about itself.
-    for run, in_doubt in zip((a, b), doubtful, strict=True):
-        reasons += [f"{run.name}: {simulated(run)}"] if simulated(run) else []
-        if in_doubt:
-            judged = verdict(run)
-            delays = "" if judged.word in OTHER_CAUSES else DELAYS
-            reasons.append(f"{run.name}: verdict {judged}{delays}")
-        ended = text_of(setting(run, "ended"))
-        if ended not in ("", COMPLETE):
-            reasons.append(f"{run.name}: ended by {ended}; its last requests are missing")
-        own = run.summary.get("warnings")
-        reasons += (
-            [f"{run.name}: {text_of(warning)}" for warning in own] if isinstance(own, list) else []
-        )
+    reasons = [
+        f"{run.name}: {words}"
+        for run, in_doubt in zip((a, b), doubtful, strict=True)
+        for words in _of_itself(run, in_doubt)
+    ]
     # Then the differences between both runs.
-    reasons += _silent(a, b)
+    silent = [run.name for run in (a, b) if "made_by" in run.info]
+    if silent and a is not b:
+        names = " and ".join(dict.fromkeys(silent))
+        reasons.append(
+            f"{names}: trace, pace and model are not recorded; check that they are equal"
+        )
     for what in differences(a, b, judged_anew):
         of_a, of_b = (text_of(setting(run, what)) for run in (a, b))
         if what.endswith("sha256"):
@@ -244,12 +288,22 @@ def warnings(
         )
     if a.requests != b.requests:
         reasons.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
-    if shared_cache := _shared_cache(a, b):
-        reasons.append(shared_cache)
-    return reasons
+    return reasons + _shared_cache(a, b)
 
 
-def _shared_cache(a: RunData, b: RunData) -> str | None:
+def _of_itself(run: RunData, in_doubt: bool) -> list[str]:
+    words = [simulated(run)] if simulated(run) else []
+    if in_doubt:
+        judged = verdict(run)
+        words.append(f"verdict {judged}{'' if judged.word in OTHER_CAUSES else DELAYS}")
+    ended = text_of(setting(run, "ended"))
+    if ended not in ("", COMPLETE):
+        words.append(f"ended by {ended}; its last requests are missing")
+    own = run.summary.get("warnings")
+    return words + [text_of(warning) for warning in (own if isinstance(own, list) else ())]
+
+
+def _shared_cache(a: RunData, b: RunData) -> list[str]:
     """A warning if both runs sent equal prompts to one server.
 
     The files do not record whether the server was restarted in between.
@@ -257,16 +311,16 @@ def _shared_cache(a: RunData, b: RunData) -> str | None:
     for what in ("salt", "trace sha256", "model", "endpoint"):
         of_a = setting(a, what)
         if not isinstance(of_a, str) or of_a != setting(b, what):
-            return None
+            return []
     at_a, at_b = (text_of(setting(run, "started")) for run in (a, b))
     both = _servers(a) & _servers(b)
     if not at_a or not at_b or at_a == at_b or not both:  # equal times: a run and itself
-        return None
+        return []
     first, second = (a, b) if at_a < at_b else (b, a)
-    return (
+    return [
         f"{second.name} sent the prompts of {first.name} to {min(both)} again, so its cache may "
         "have held them; repeat it without --salt"
-    )
+    ]
 
 
 def _servers(run: RunData) -> set[str]:

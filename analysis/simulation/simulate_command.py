@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from forebay.analysis.runs.replay_command import slo_option
+from forebay.analysis.runs.provenance import slo_option
 from forebay.analysis.runs.run import RunData, at_path
 from forebay.replay.sim.cli import DEFAULT_POLICY
 
