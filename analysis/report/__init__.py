@@ -1,7 +1,7 @@
 """The HTML report of runs.
 
 In reading order: `report` collects the parts and fills the template `report.html` with them,
-`tables`, `plots` and `breakdown` make them. The room imports `compare`, `runs`, `charts` and
+`tables` and `plots` make them. The room imports `compare`, `runs`, `charts` and
 `statistics`.
 
 A new column is not made here: its figure is in `analysis/compare/figures.py`, and its line in

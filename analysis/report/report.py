@@ -24,7 +24,6 @@ from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.report import tables
-from forebay.analysis.report.breakdown import PARTS, breakdown
 from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot
 from forebay.analysis.runs.provenance import simulated
 from forebay.analysis.runs.run import RunData
@@ -104,7 +103,7 @@ def build_report(
         cards=tables.cards(comparisons[0], rows),
         legend=_legend(origins),
         **_drawings(sides, min_beyond),
-        parts=PARTS,
+        parts=tables.PARTS,
         figures=rows,
         notes=definition_notes(comparisons),
         unanswered=tables.rejections(sides),
@@ -194,5 +193,5 @@ def _drawings(runs: Sequence[RunFigures], min_beyond: int) -> dict[str, Any]:
         "ttft": [(name, percentile_plot(runs, name, min_beyond)) for name in buckets],
         "timelines": timelines,
         "other_latencies": [(title, plot) for title, plot in others if plot],
-        "spent": breakdown(runs, buckets, min_beyond),
+        "spent": tables.breakdown(runs, buckets, min_beyond),
     }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import orjson
 
 from forebay.analysis.compare.compare import Comparison
@@ -10,6 +11,17 @@ from forebay.analysis.compare.figures import BackendRow, RunFigures, UnansweredR
 from forebay.analysis.compare.lines import WHOLE_RUN, ComparisonRow, TableRow
 from forebay.analysis.runs.provenance import setting, settings, verdict
 from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.quantiles import rank_of, samples_beyond
+
+RANKS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+LONGEST = "longest"
+PARTS = {
+    "late": "client late",
+    "queue": "queue of the proxy",
+    "first": "server to first token",
+    "rest": "rest of the answer",
+}
+LONGEST_BAR_EM = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,15 @@ class RunOrigin:
     seed: str
     texts: Mapping[str, str]
     record: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpentTime:
+    """One request: its rank, its id, and seconds by the keys of PARTS, which add up to its E2E."""
+
+    rank: str
+    request_id: str
+    parts: dict[str, float]
 
 
 def cards(comparison: Comparison, rows: Sequence[TableRow]) -> list[Card]:
@@ -110,3 +131,58 @@ def origin(run: RunData) -> RunOrigin:
         )
     record = orjson.dumps(run.info, option=orjson.OPT_INDENT_2).decode()
     return RunOrigin(run.name, texts["seed"], texts, record)
+
+
+def spent_times(side: RunFigures, bucket: str, min_beyond: int) -> list[SpentTime]:
+    """Return the requests at the ranks that the count allows, and the longest request.
+
+    The ranks are of the time to the first token, so these are real requests: their ids are there
+    for `forebay explain`.
+    Empty for a run of histograms, which does not know the times of one request.
+    """
+    run = side.run
+    if run.info.get("joint") is False:
+        return []
+    ttft, e2e = run.numbers["ttft_response_s"], run.numbers["e2e_response_s"]
+    usable = np.flatnonzero(side.of[bucket].ok & np.isfinite(ttft) & np.isfinite(e2e))
+    order = usable[np.argsort(ttft[usable], kind="stable")]
+    count = len(order)
+    if not count:
+        return []
+    chosen = {
+        name: order[rank_of(share, count) - 1]
+        for name, share in RANKS.items()
+        if samples_beyond(share, count) >= min_beyond
+    }
+    return [_spent(run, name, int(at)) for name, at in {**chosen, LONGEST: order[-1]}.items()]
+
+
+def _spent(run: RunData, name: str, at: int) -> SpentTime:
+    numbers = {key: float(run.numbers[key][at]) for key in run.numbers}
+    ttft_s, e2e_s = numbers["ttft_response_s"], numbers["e2e_response_s"]
+    late_s = max(0.0, float(np.nan_to_num(ttft_s - numbers["ttft_service_s"])))
+    queue_s = min(float(np.nan_to_num(numbers["queue_ms"])) / 1e3, ttft_s - late_s)
+    parts = {
+        "late": late_s,
+        "queue": queue_s,
+        "first": ttft_s - late_s - queue_s,
+        "rest": max(0.0, e2e_s - ttft_s),
+    }
+    return SpentTime(name, run.words["request_id"][at] or run.words["id"][at], parts)
+
+
+def breakdown(
+    runs: Sequence[RunFigures], buckets: Sequence[str], min_beyond: int
+) -> list[tuple[str, int, SpentTime, float]]:
+    """Return the bucket, the number of the run, the request, and the width of a second in em."""
+    rows = []
+    for bucket in buckets:
+        requests = [
+            (number, spent)
+            for number, side in enumerate(runs)
+            for spent in spent_times(side, bucket, min_beyond)
+        ]
+        longest_s = max((sum(spent.parts.values()) for _, spent in requests), default=0.0)
+        em_per_s = LONGEST_BAR_EM / longest_s if longest_s else 0.0
+        rows += [(bucket, number, spent, em_per_s) for number, spent in requests]
+    return rows

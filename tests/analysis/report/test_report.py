@@ -20,10 +20,9 @@ from forebay.analysis.charts import svg
 from forebay.analysis.cli import compare_app, report_app
 from forebay.analysis.compare.figures import figures, run_figures
 from forebay.analysis.report import report
-from forebay.analysis.report.breakdown import spent_times
 from forebay.analysis.report.plots import percentile_plot, timeline_plot
 from forebay.analysis.report.report import build_report, write_text
-from forebay.analysis.report.tables import origin
+from forebay.analysis.report.tables import origin, spent_times
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
