@@ -136,10 +136,8 @@ def figures(
     latency["queue"] = percentile_table(run.numbers["queue_ms"][ok] / 1e3, min_beyond=min_beyond)
     latency["itl"] = _gaps(run, bucket or "all", min_beyond)
     if bucket is None:
-        times_s = np.array(list(run.task_times().seconds().values()))
-        latency["session_e2e"] = percentile_table(
-            times_s[np.isfinite(times_s)], min_beyond=min_beyond
-        )
+        times_s = list(run.task_times().values())
+        latency["session_e2e"] = percentile_table(times_s, min_beyond=min_beyond)
     # Then the figures of the service, as far as the run knows them.
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (_tokens(run, name, ok) for name in TOKENS)

@@ -6,6 +6,7 @@ InputError that names the file and the fix.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,10 +136,6 @@ def load_runs(
         raise InputError(
             f"--between: {len(cuts)} windows for {len(paths)} runs; give one, or one for each"
         )
-    return _load_all(paths, cuts, unit)
-
-
-def _load_all(paths: Sequence[Path], cuts: Sequence[Cut], unit: str | None) -> list[RunData]:
     runs = [load_run(path, unit=unit) for path in paths]
     if cuts:
         of_each = list(cuts) * len(runs) if len(cuts) == 1 else cuts
@@ -149,10 +146,7 @@ def _load_all(paths: Sequence[Path], cuts: Sequence[Cut], unit: str | None) -> l
     parents = [printable(f"{path.resolve().parent.name}/{path.resolve().name}") for path in paths]
     if len(set(parents)) < len(parents):
         parents = [f"{name} ({number})" for number, name in enumerate(names, 1)]
-    return [
-        RunData(run.path, name, run.summary, run.info, run.numbers, run.words)
-        for run, name in zip(runs, parents, strict=True)
-    ]
+    return [replace(run, name=name) for run, name in zip(runs, parents, strict=True)]
 
 
 def _check_file(file: Path) -> None:

@@ -14,24 +14,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import numpy as np
 import orjson
 
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES, WARM
-from forebay.analysis.runs.run import RunData, at_path
-from forebay.analysis.runs.sources.made_folder import write_folder
-from forebay.replay.plan.slo import parse_slos
+from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, at_path
+from forebay.replay.plan.slo import Slo, parse_slos
 from forebay.replay.results.folder import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
 from forebay.replay.results.merge import merge_parts
 from forebay.replay.results.recorder import interval_s
-from forebay.replay.results.row import Row
+from forebay.replay.results.row import Row, log_row
 from forebay.replay.results.summary import RunTotals
 from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.hlog import HlogWriter, IntervalLog
 
 MAY_DIFFER = ("seed", WARM)
 AGREE = (*(label for label in MUST_AGREE if label not in MAY_DIFFER), "targets")
 SIMULATED = ("gpus", "gpu_mix", "policy", "engine", "proxy", "load")  # keys of a simulation's
 TOGETHER = 0.05  # share of the shorter run: nearer starts count as equal
+WHOLE = ("input_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "status")
 ENDS = ("interrupted", "drain timeout", "complete")  # the worst first
 
 
@@ -64,9 +66,50 @@ def _as_folders(runs: Sequence[RunData], scratch: Path) -> list[RunData]:
             folders.append(run)
             continue
         folder = scratch / str(number)
-        write_folder(replace(run, info={**run.info, "run_id": _id(run)}), folder)
+        _write_folder(replace(run, info={**run.info, "run_id": _id(run)}), folder)
         folders.append(load_run(folder, run.name))
     return folders
+
+
+def _write_folder(run: RunData, folder: Path) -> None:
+    """Write rows, histograms, run.json and summary.json of `run`. Raises InputError."""
+    started = float(run.info.get("started_unix_s") or 0.0)
+    with RunFolder(folder) as output:
+        log = IntervalLog(HlogWriter(output.hlog, started, [f"read from {run.path.name}"]))
+        totals = RunTotals(run.buckets(), _slos(run))
+        for row in _made_rows(run):
+            output.table.add(row)
+            totals.add(row)
+            log_row(log, row)
+        asyncio.run(output.table.write_rows())
+        end_s = run.number("duration_s") or 0.0
+        log.close(end_s)
+        window_s = run.number("window_s") or end_s
+        summary = totals.summary(log.totals, window_s, closed=False, scale=1.0)
+        judgement = {key: run.summary.get(key) for key in ("verdict", "verdict_reason", "warnings")}
+        output.commit(dict(run.info), {**summary, **judgement, "ended": "complete"})
+
+
+def _made_rows(run: RunData) -> list[Row]:
+    columns: dict[str, list[Any]] = {
+        key: [_plain(key, value) for value in run.numbers[key].tolist()] for key in NUMBERS
+    }
+    columns |= {key: [word or None for word in run.words[key].tolist()] for key in WORDS}
+    columns["id"] = [word or str(number) for number, word in enumerate(columns["id"])]
+    columns["input_tokens"] = [value or 0 for value in columns["input_tokens"]]
+    ends = run.numbers["intended_s"] + np.nan_to_num(run.numbers["e2e_response_s"])
+    columns["done_s"] = ends.tolist()
+    unset = dict.fromkeys(Row.__slots__)
+    return [
+        Row(**{**unset, **dict(zip(columns, values, strict=True))})
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _plain(key: str, value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if key in WHOLE else value
 
 
 def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
@@ -75,7 +118,7 @@ def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
     scale = _number(runs[0].info, "time_scale", 1.0)
     # Parts sent together keep their times. Parts sent in turn are put end to end.
     starts_s = _starts(runs, at_once, interval_s(scale))
-    totals = _totals(runs)
+    totals = RunTotals(_each(runs, "requests_by_bucket"), _slos(runs[0]))
     ends = {str(run.summary.get("ended", "complete")) for run in runs}
     ended = next((end for end in ENDS if end in ends), "complete")
     answers = all((run.path / ANSWERS).is_file() for run in runs)
@@ -101,10 +144,9 @@ def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
     return MergedRuns(summary, at_once)
 
 
-def _totals(runs: Sequence[RunData]) -> RunTotals:
-    targets = _each(runs[:1], "slos")
-    slos = parse_slos(",".join(targets), [t.rpartition(".")[0] for t in targets]) if targets else ()
-    return RunTotals(_each(runs, "requests_by_bucket"), slos)
+def _slos(run: RunData) -> tuple[Slo, ...]:
+    texts = _each([run], "slos")
+    return parse_slos(",".join(texts), [text.rpartition(".")[0] for text in texts]) if texts else ()
 
 
 def _each(runs: Sequence[RunData], key: str) -> list[str]:

@@ -67,9 +67,8 @@ class RunData:
     def planned_buckets(self) -> list[str]:
         """All buckets of run.json, even without requests. Older runs have no list."""
         buckets = self.info.get("buckets")
-        names = (
-            [at_path(bucket, ("name",)) for bucket in buckets] if isinstance(buckets, list) else []
-        )
+        entries = buckets if isinstance(buckets, list) else ()
+        names = [at_path(bucket, ("name",)) for bucket in entries]
         return [printable(name) for name in names if isinstance(name, str)]
 
     def rows(self, bucket: str | None = None, outcome: str | None = None) -> NDArray[np.bool_]:
@@ -98,22 +97,22 @@ class RunData:
         count = self.number(*keys[:-1], "count")
         return self.number(*keys) if count is None or is_firm(keys[-1], int(count)) else None
 
-    def task_times(self) -> TaskTimes:
-        """The times of the run's tasks."""
+    def task_times(self) -> dict[str, float]:
+        """The seconds of each task of the run, infinite without an answer to its end."""
         times = TaskTimes()
         if not self._has_tasks:
-            return times
+            return {}
         due_s, answered = self.numbers["intended_s"], self.rows(outcome="ok")
         end_s = np.where(answered, due_s + self.numbers["e2e_response_s"], np.nan)
         for task, due, end in zip(self._tasks(), due_s.tolist(), end_s.tolist(), strict=True):
             times.add(task, None if math.isnan(due) else due, None if math.isnan(end) else end)
-        return times
+        return times.seconds()
 
     def task_seconds(self) -> Floats:
         """For each request the time of its task: inf without one, NaN without a task."""
         if not self._has_tasks:
             return np.full(self.requests, np.nan)
-        return np.array(seconds_of_each(self._tasks(), self.task_times().seconds()))
+        return np.array(seconds_of_each(self._tasks(), self.task_times()))
 
     @property
     def _has_tasks(self) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, folder_name
-from forebay.analysis.runs.sources.hgrm import NANO, hgrm_header, read_hgrm
+from forebay.analysis.runs.sources.hdr_payload import Counted
 from forebay.analysis.runs.sources.hlog import UNITS_S, HistogramLog, Interval, read_log
 from forebay.analysis.runs.sources.rows import NO_VERDICT, FileOrigin, origin_info
 from forebay.analysis.statistics.quantiles import Floats, percentile_table
+from forebay.traces.formats.totals import HGRM
 from forebay.traces.ground.errors import InputError
 
 COLUMNS = {
@@ -32,6 +33,7 @@ TOKENS = {"itl": "itl_ms", "icl": "icl_ms"}  # gaps between tokens
 LEFT_OUT = ("e2e_service", "sched_lag")
 OTHER = "e2e_response_s"  # where a quantity of another program stands
 UNTAGGED = "untagged"
+NANO = 1_000_000  # values of an .hgrm are kept as millionths of its unit
 DISTRIBUTION = "percentile distribution"
 MOST_SAMPLES = 20_000_000
 NOT_JOINT = "each percentile is exact, but which values belong to one request is not known"
@@ -43,7 +45,9 @@ def load_histograms(path: Path, name: str | None, unit: str | None) -> RunData:
         text = path.read_text("utf-8", "replace")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if (header := hgrm_header(text)) is not None:
+    # The columns of a percentile distribution stand in one of its first lines.
+    header = next(filter(None, map(HGRM.match, text[:4096].splitlines())), None)
+    if header is not None:
         return _load_hgrm(path, name, text, unit, header["unit"])
     log = read_log(path, text, unit)
     notes = [log.stated, NOT_JOINT]
@@ -58,7 +62,7 @@ def load_histograms(path: Path, name: str | None, unit: str | None) -> RunData:
 def _load_hgrm(
     path: Path, name: str | None, text: str, unit: str | None, stated: str | None
 ) -> RunData:
-    counted = read_hgrm(path, text)
+    counted = _read_hgrm(path, text)
     unit_name = unit or stated or "ms"
     how = "as such files usually are; --unit says otherwise"
     how = "--unit" if unit else "as the file says" if stated else how
@@ -69,6 +73,35 @@ def _load_hgrm(
         "the file does not name its quantity: it is shown as E2E",
     ]
     return _run(path, name, DISTRIBUTION, log, notes, UNITS_S[unit_name] / NANO)
+
+
+def _read_hgrm(path: Path, text: str) -> Counted:
+    """Return the values, in millionths of the file's unit, and the number of samples of each.
+
+    Raises:
+        InputError: it holds no rows.
+    """
+    values, totals = [], []
+    begun = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if HGRM.match(line):
+            begun = True
+            continue
+        fields = line.replace(",", " ").split()
+        if not begun or not fields or fields[0].startswith("#"):
+            continue
+        try:
+            value, total = float(fields[0]), int(fields[2])
+        except (ValueError, IndexError) as error:
+            raise InputError(f"{path}:{number}: no value, percentile and count") from error
+        values.append(round(value * NANO))
+        totals.append(total)
+    cumulative = np.array([0, *totals], dtype=np.int64)
+    counts = cumulative[1:] - cumulative[:-1]
+    if not len(counts) or counts.sum() <= 0 or (counts < 0).any():
+        raise InputError(f"{path}: its percentile distribution has no samples")
+    used = counts > 0
+    return Counted(np.array(values, dtype=np.int64)[used], counts[used], 2)
 
 
 def _run(

@@ -89,16 +89,7 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
         raise InputError(f"{path}: a stamp is no time in seconds; correct the log")
     # Stamps may count from the file's start or from 1970.
     start, shift = _start(stamps, intervals[0].start_s)
-    moved = [
-        Interval(
-            interval.start_s + shift,
-            interval.length_s,
-            interval.largest,
-            interval.tag,
-            interval.counted,
-        )
-        for interval in intervals
-    ]
+    moved = [replace(interval, start_s=interval.start_s + shift) for interval in intervals]
     unit_name, stated = (unit, "--unit") if unit else _unit(intervals, ours)
     return HistogramLog(moved, start, unit_name, f"values are {NAMES[unit_name]} ({stated})", notes)
 
