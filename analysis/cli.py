@@ -256,14 +256,14 @@ def _print(
     else:
         from rich.console import Console
 
-        from forebay.analysis.compare.terminal import print_comparison
+        from forebay.analysis.compare.tables import print_comparison
 
         for comparison, said in zip(compared, words, strict=True):
             print_comparison(comparison, said, Console(highlight=False))
 
 
 def _plain_text(compared: "Sequence[Comparison]", summaries: list[str], form: str) -> str:
-    from forebay.analysis.compare.plain_tables import csv_table, markdown
+    from forebay.analysis.compare.tables import csv_table, markdown
 
     return csv_table(compared) if form == "csv" else markdown(compared, summaries)
 

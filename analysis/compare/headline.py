@@ -61,15 +61,12 @@ def headline(comparison: Comparison) -> Headline:
     points += _service(comparison)
     points += comparison.footnotes
     mood, summary = _outcome(comparison, judged)
-    if comparison.doubts:
-        doubts = "; ".join(comparison.doubts)
-        unlike = comparison.unlike
-        summary = (
-            f"{APART}{doubts}. By figures alone: {summary}"
-            if unlike
-            else f"{summary}. {DOUBTS}{doubts}"
-        )
+    if doubts := "; ".join(comparison.doubts):
         mood = "doubtful"
+        if comparison.unlike:
+            summary = f"{APART}{doubts}. By figures alone: {summary}"
+        else:
+            summary += f". {DOUBTS}{doubts}"
     return Headline(mood, f"{summary}.", tuple(points))
 
 

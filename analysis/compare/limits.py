@@ -149,9 +149,17 @@ def _judge(comparison: Comparison, limit: FailCondition) -> str | None:
 
 def _measured(comparison: Comparison, side: RunFigures, limit: FailCondition) -> float:
     value = figure_of(side, limit.bucket, limit.figure)
-    if value is None:
-        raise InputError(f"--fail-if {limit.text!r}: {_why_none(comparison, limit, side.name)}")
-    return value
+    if value is not None:
+        return value
+    why = f"{side.name} has no {limit.name}"
+    share = limit.figure.rpartition("_")[2]
+    if share in SHARES:
+        needed = math.ceil(comparison.min_beyond / (1.0 - SHARES[share]))
+        why = (
+            f"{side.name} has too few requests for {limit.name} (it needs {needed:,}); give a "
+            "lower percentile, a longer run or --min-beyond 0"
+        )
+    raise InputError(f"--fail-if {limit.text!r}: {why}")
 
 
 def _change(a: float, b: float) -> float:
@@ -159,14 +167,3 @@ def _change(a: float, b: float) -> float:
     if a == b:
         return 0.0
     return b / a - 1.0 if a and math.isfinite(a) else math.copysign(math.inf, b - a)
-
-
-def _why_none(comparison: Comparison, limit: FailCondition, run: str) -> str:
-    share = limit.figure.rpartition("_")[2]
-    if share not in SHARES:
-        return f"{run} has no {limit.name}"
-    needed = math.ceil(comparison.min_beyond / (1.0 - SHARES[share]))
-    return (
-        f"{run} has too few requests for {limit.name} (it needs {needed:,}); give a lower "
-        "percentile, a longer run or --min-beyond 0"
-    )

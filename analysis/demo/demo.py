@@ -163,7 +163,7 @@ def _live(
     if show:
         from rich.console import Console
 
-        from forebay.analysis.compare.terminal import print_comparison
+        from forebay.analysis.compare.tables import print_comparison
 
         print_comparison(comparison, words, Console(highlight=False))
     if words.mood == "doubtful":
