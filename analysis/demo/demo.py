@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +87,7 @@ def demo(
         chunk_tokens=None if scheduler_cls else CHUNK_TOKENS,
         scheduler_cls=scheduler_cls,
     )
-    fleet.check()
+    fleet.config()  # raises for values that no engine accepts
     spec = ChatBesideDocuments(
         chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
     )
@@ -107,11 +108,27 @@ def demo(
 
 
 def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> list[dict[str, Any]]:
-    """Simulate the traffic behind each router, and print a table if asked."""
-    from forebay.analysis.demo.preview import preview
+    """Simulate the traffic in virtual time behind each router, and print a table if asked."""
+    from forebay.proxy.config.schema import Config
+    from forebay.replay.plan.slo import default_slos
+    from forebay.replay.sim.scenario import DIRECT, Scenario
+    from forebay.replay.sim.sweep import SweepCase, run_case
+    from forebay.replay.sim.workload import SimWorkload
+    from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 
     talk("preview in virtual time, beside models of three other routers:")
-    results = preview(rows, fleet)
+    routers = {  # names in the table, and policies of `forebay simulate`
+        "round-robin": DIRECT,
+        "least connections": "least_connections",
+        "cache-aware": "cache_aware",
+        "forebay": Config().routing,
+    }
+    engine = replace(fleet.config(), time_scale=1.0)
+    workload, slos = SimWorkload(trace=rows), default_slos(DEFAULT_BUCKETS)
+    results = [
+        run_case(SweepCase({"router": name}, Scenario(engine, fleet.count, policy), workload, slos))
+        for name, policy in routers.items()
+    ]
     if show:
         from rich.console import Console
 

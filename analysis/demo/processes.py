@@ -109,10 +109,6 @@ class Engines:
     chunk_tokens: int | None = None
     scheduler_cls: str | None = None
 
-    def check(self) -> None:
-        """Raise InputError, before anything starts, for values that no engine accepts."""
-        self.config()
-
     def config(self) -> "EngineConfig":
         """Return the options of one engine (InputError: a value that no engine accepts)."""
         from forebay.replay.engine.config import EngineConfig
