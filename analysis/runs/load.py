@@ -140,6 +140,11 @@ def load_runs(
     if cuts:
         of_each = list(cuts) * len(runs) if len(cuts) == 1 else cuts
         runs = [cut_run(run, cut) for run, cut in zip(runs, of_each, strict=True)]
+    return _named_apart(runs, paths)
+
+
+def _named_apart(runs: list[RunData], paths: Sequence[Path]) -> list[RunData]:
+    """Name runs by their parent folders too, or number them, if names are equal."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs

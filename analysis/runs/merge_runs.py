@@ -225,8 +225,14 @@ def _at_once(runs: Sequence[RunData]) -> bool:
 
     Raises InputError if they overlap only in part: then no rate would be right.
     """
+    # The start of each run and its length, in wall seconds.
     spans = sorted(
-        (_number(run.info, "started_unix_s", 0.0), _wall_s(run), run.name) for run in runs
+        (
+            _number(run.info, "started_unix_s", 0.0),
+            _window_s(run) / _number(run.info, "time_scale", 1.0),
+            run.name,
+        )
+        for run in runs
     )
     if all(start == 0.0 for start, _, _ in spans):  # simulations have no wall-clock start
         return False
@@ -240,11 +246,6 @@ def _at_once(runs: Sequence[RunData]) -> bool:
                 "after the other"
             )
     return False
-
-
-def _wall_s(run: RunData) -> float:
-    """Return the wall seconds during which the run was sent."""
-    return _window_s(run) / _number(run.info, "time_scale", 1.0)
 
 
 def _starts(runs: Sequence[RunData], at_once: bool, interval: float) -> list[float]:

@@ -277,18 +277,22 @@ def warnings(
         reasons.append(
             f"{names}: trace, pace and model are not recorded; check that they are equal"
         )
-    for what in differences(a, b, judged_anew):
-        of_a, of_b = (text_of(setting(run, what)) for run in (a, b))
-        if what.endswith("sha256"):
-            of_a, of_b = of_a[:HASH_SHOWN], of_b[:HASH_SHOWN]
-        chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""
-        reasons.append(
-            f"different {what}: {a.name} {of_a or 'not recorded'}, "
-            f"{b.name} {of_b or 'not recorded'}{chance}"
-        )
+    reasons += [_different(a, b, what) for what in differences(a, b, judged_anew)]
     if a.requests != b.requests:
         reasons.append(f"different number of requests: {a.requests:,} and {b.requests:,}")
     return reasons + _shared_cache(a, b)
+
+
+def _different(a: RunData, b: RunData, what: str) -> str:
+    """Return a warning that the runs have not the same setting."""
+    of_a, of_b = (text_of(setting(run, what)) for run in (a, b))
+    if what.endswith("sha256"):
+        of_a, of_b = of_a[:HASH_SHOWN], of_b[:HASH_SHOWN]
+    chance = "; the arrivals differ, and the intervals allow for that" if what == "seed" else ""
+    return (
+        f"different {what}: {a.name} {of_a or 'not recorded'}, "
+        f"{b.name} {of_b or 'not recorded'}{chance}"
+    )
 
 
 def _of_itself(run: RunData, in_doubt: bool) -> list[str]:

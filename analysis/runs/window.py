@@ -6,6 +6,7 @@ they are left out.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -39,38 +40,26 @@ class Cut:
     text: str
 
 
-def _duration_s(text: str) -> float:
-    """Read a duration, also in days. Raises ValueError."""
-    if text.endswith("d"):
-        return 86_400 * float(text[:-1])
-    return float(seconds(text))
-
-
 def parse_since(text: str) -> Cut:
     """Read `24h`, which counts back from the end of the run, or a date. Raises InputError."""
-    try:
-        return Cut(Moment(_duration_s(text), before_end=True), None, f"since {text}")
-    except ValueError:
-        return Cut(_date(text, "--since"), None, f"since {text}")
+    return Cut(_moment(text, "--since", before_end=True), None, f"since {text}")
 
 
 def parse_between(text: str) -> Cut:
     """Read `START..END`, one of which may be missing. Raises InputError."""
-    start, dots, end = text.partition("..")
-    if not dots or not (start.strip() or end.strip()):
+    start, dots, end = (part.strip() for part in text.partition(".."))
+    if not dots or not (start or end):
         raise InputError(f"--between {text!r}: {FORMS}")
-    of = [_moment(part.strip()) if part.strip() else None for part in (start, end)]
+    of = [_moment(part, "--between") if part else None for part in (start, end)]
     return Cut(of[0], of[1], text)
 
 
-def _moment(text: str) -> Moment:
-    try:
-        return Moment(_duration_s(text))
-    except ValueError:
-        return _date(text, "--between")
-
-
-def _date(text: str, option: str) -> Moment:
+def _moment(text: str, option: str, *, before_end: bool = False) -> Moment:
+    """Read a duration, also in days, or a date. Raises InputError."""
+    with suppress(ValueError):
+        in_days = text.endswith("d")
+        value_s = 86_400 * float(text[:-1]) if in_days else float(seconds(text))
+        return Moment(value_s, before_end=before_end)
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
@@ -122,15 +111,21 @@ def _at(run: RunData, moment: Moment | None, last_s: float, default_s: float) ->
         return last_s - moment.value_s
     if not moment.unix:
         return moment.value_s
-    started = run.info.get("started_unix_s")
-    if not isinstance(started, int | float) or not started:
+    started_s = _started_s(run)
+    if started_s is None:
         raise InputError(f"{run.path}: does not say when it was; give seconds of the run")
-    return moment.value_s - float(started)
+    return moment.value_s - started_s
 
 
 def _dates(run: RunData, last_s: float) -> str:
-    started = run.info.get("started_unix_s")
-    if not isinstance(started, int | float) or not started:
+    started_s = _started_s(run)
+    if started_s is None:
         return ""
-    first, last = (datetime.fromtimestamp(at, UTC) for at in (started, started + last_s))
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (started_s, started_s + last_s))
     return f", from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S} UTC"
+
+
+def _started_s(run: RunData) -> float | None:
+    """Return the start of the run in seconds since 1970, or None if the run does not say."""
+    started = run.info.get("started_unix_s")
+    return float(started) if isinstance(started, int | float) and started else None
