@@ -15,7 +15,7 @@ from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     from forebay.analysis.compare.compare import Comparison
-    from forebay.analysis.compare.cost import Price
+    from forebay.analysis.compare.figures import Price
     from forebay.analysis.compare.headline import Headline
     from forebay.analysis.runs.run import RunData
     from forebay.analysis.runs.window import Cut
@@ -106,7 +106,7 @@ class FigureOptions:
 
     def price(self) -> "Price | None":
         """Return the price of GPUs, or None. Raise InputError for --gpus alone."""
-        from forebay.analysis.compare.cost import Price
+        from forebay.analysis.compare.figures import Price
 
         if self.price_per_gpu_hour is None:
             if self.gpus is not None:

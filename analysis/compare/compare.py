@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from forebay.analysis.compare.cost import Price
 from forebay.analysis.compare.figures import (
     LATENCIES,
     Figures,
+    Price,
     RunFigures,
     recorded_slos,
     run_figures,
@@ -47,7 +47,7 @@ from forebay.analysis.runs.provenance import (
 )
 from forebay.analysis.runs.run import RunData, from_sending
 from forebay.analysis.statistics.intervals import ratio_interval
-from forebay.analysis.statistics.quantiles import MIN_BEYOND, SHARES, Floats
+from forebay.analysis.statistics.quantiles import MIN_BEYOND, SHARES, Floats, Percentiles
 from forebay.analysis.statistics.units import listed
 from forebay.replay.plan.slo import Slo
 
@@ -187,10 +187,7 @@ def _compare(a: RunFigures, b: RunFigures, slos: Sequence[Slo], min_beyond: int)
         of_a, of_b = a.of[bucket], b.of[bucket]
         # Each bucket has one latency and one percentile that both runs can give.
         latency = latency_of(of_a, of_b)
-        shown = of_a.latency[latency].values, of_b.latency[latency].values
-        percentile = next(
-            (p for p in HEADLINE_ORDER if None not in (p_of[p] for p_of in shown)), None
-        )
+        percentile = _headline_percentile(of_a.latency[latency], of_b.latency[latency])
         headline_keys[bucket] = key = percentile and f"{latency}_{percentile}"
         intervals = share_intervals(of_a, of_b)
         slow = _paired(a, b, bucket, LATENCIES[latency])
@@ -246,6 +243,11 @@ def _places(side: RunFigures, bucket: str, column: str) -> dict[str, int]:
     rows = np.flatnonzero(side.of[bucket].ok & ~np.isnan(side.run.numbers[column])).tolist()
     places = {ids[row]: row for row in rows if ids[row]}
     return places if len(places) == len(rows) else {}
+
+
+def _headline_percentile(a: Percentiles, b: Percentiles) -> str | None:
+    shown = (name for name in HEADLINE_ORDER if None not in (a.values[name], b.values[name]))
+    return next(shown, None)
 
 
 def latency_of(*sides: Figures) -> str:

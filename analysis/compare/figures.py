@@ -1,4 +1,4 @@
-"""Compute the figures of one run: by bucket, by backend, and of unanswered requests.
+"""Compute the figures of one run: by bucket, by backend, of unanswered requests, and its cost.
 
 Latencies are of answered requests, from when each was due. TTFT is also given with every rejected
 or failed request as +inf, because a server that rejects requests looks faster. Nothing is printed.
@@ -26,6 +26,7 @@ from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.slo import SESSION, Slo, parse_slos
 from forebay.replay.results.summary import throughput
 from forebay.replay.results.verdict import MOST_UNCOUNTED
+from forebay.traces.ground.errors import InputError
 
 LATENCIES = {
     "ttft": "ttft_response_s",
@@ -34,6 +35,8 @@ LATENCIES = {
     "stall": "stall_s",
 }
 TOKENS = ("prompt_tokens", "output_tokens")
+MILLION = 1e6
+HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,50 @@ class RunFigures:
     rejections: Sequence[UnansweredRow]
     imbalance: float | None
     differs: Mapping[str, str]  # the run's own definitions of latencies, by latency
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A price, in any currency, of a GPU for an hour. `gpus` None takes the number from the run."""
+
+    per_gpu_hour: float
+    gpus: int | None = None
+
+    def gpus_of(self, run: RunData) -> int:
+        """Return the number of GPUs that the run paid for.
+
+        A simulation records them in its run.json. Other runs count one for each backend.
+
+        Raises:
+            InputError: neither is known, and `gpus` is not given.
+        """
+        gpu_count = run.info.get("gpus")
+        count = self.gpus or (gpu_count if type(gpu_count) is int else len(backends(run)))
+        if not count:
+            raise InputError(
+                f"--price-per-gpu-hour: {run.name} does not say how many GPUs it used; give --gpus"
+            )
+        return count
+
+    def per_million(self, run: RunData, slos: Sequence[Slo] = ()) -> dict[str, float | None]:
+        """Return the cost of a million tokens: of all answers, and of answers within targets.
+
+        The targets are `slos`, else the recorded targets of the run.
+        """
+        rows = {
+            "cost_per_million": run.rows(outcome="ok"),
+            "cost_per_million_in_time": good_rows(run, slos or recorded_slos(run)),
+        }
+        seconds = busy_s(run)
+        if not seconds:
+            return dict.fromkeys(rows)
+        paid = self.per_gpu_hour * self.gpus_of(run) * seconds / HOUR_S
+        # Prompt and output tokens, as the server counted them.
+        tokens = {
+            key: sum(float(np.nansum(run.numbers[name][mask])) for name in TOKENS)
+            for key, mask in rows.items()
+        }
+        return {key: paid / count * MILLION if count else None for key, count in tokens.items()}
 
 
 def run_figures(

@@ -125,7 +125,8 @@ def timeline_plot(runs: Sequence[RunFigures], bucket: str, first: int = 0) -> Ma
     frame = _time_frame(max(float(due.max()) for due in times), every, len(strips))
     drawn = [frame.drawn]
     for number, (due_s, ttft_s, _) in enumerate(columns):
-        drawn.append(_dots(frame, first + number, due_s, ttft_s))
+        dots = svg.dots_path(frame.x.of_all(due_s), frame.y.of_all(np.maximum(ttft_s, SMALLEST_S)))
+        drawn.append(svg.element("path", d=dots, class_=f"dots run{first + number}"))
     for place, number in enumerate(strips):
         lost = columns[number][2]
         drawn.append(_strip(frame, place, first + number, runs[number].name, lost))
@@ -135,11 +136,6 @@ def timeline_plot(runs: Sequence[RunFigures], bucket: str, first: int = 0) -> Ma
     )
     height = frame.bottom + len(strips) * STRIP + svg.BOTTOM
     return _svg("".join(drawn), height, label, "timeline", {})
-
-
-def _dots(frame: _Frame, number: int, due_s: Floats, ttft_s: Floats) -> str:
-    path = svg.dots_path(frame.x.of_all(due_s), frame.y.of_all(np.maximum(ttft_s, SMALLEST_S)))
-    return svg.element("path", d=path, class_=f"dots run{number}")
 
 
 def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> str:

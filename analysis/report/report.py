@@ -20,8 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from forebay.analysis.compare.compare import compare_all, definition_notes, rows_of, sides_of
-from forebay.analysis.compare.cost import Price
-from forebay.analysis.compare.figures import RunFigures
+from forebay.analysis.compare.figures import Price, RunFigures
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.report import tables
 from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot

@@ -16,8 +16,7 @@ from fakes.made_runs import SLOS, Row, answered, realistic_rows, refused, write_
 
 from forebay.analysis.cli import compare_app
 from forebay.analysis.compare.compare import Comparison, compare, compare_all, rows_of
-from forebay.analysis.compare.cost import Price
-from forebay.analysis.compare.figures import backends, figures, imbalance, unanswered
+from forebay.analysis.compare.figures import Price, backends, figures, imbalance, unanswered
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.compare.limits import broken, parse_limit
 from forebay.analysis.compare.lines import ComparisonRow
