@@ -180,16 +180,13 @@ def build(
             "no number of input tokens and no prompt; log them, or give --input-tokens for all rows"
         )
     # The answer: its logged length, else the limit in the body, else an option.
-    output = output_tokens if output_tokens is not None else fields.get("output_tokens")
+    outputs = (output_tokens, fields.get("output_tokens"), options.output_tokens)
+    output = next((tokens for tokens in outputs if tokens is not None), 0 if failed else None)
     if output is None:
-        output = options.output_tokens
-    if output is None:
-        if not failed:
-            raise RowError(
-                "no number of output tokens, answer or limit; log them, or give --output-tokens "
-                "for all rows"
-            )
-        output = 0
+        raise RowError(
+            "no number of output tokens, answer or limit; log them, or give --output-tokens for "
+            "all rows"
+        )
     row.facts.last_input_tokens = length
     if "blocks" in fields and length != fields.get("input_tokens"):
         del fields["blocks"], fields["block_tokens"]  # ids for another number of tokens

@@ -111,7 +111,7 @@ class MeasuredRequest(NamedTuple):
     output_tokens: int | None
     ttft_s: float | None
     e2e_s: float | None
-    stall_s: float | None
+    stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,15 +162,12 @@ class TraceFormat:
                 raise InputError(f"{path}: no such file or folder; check the path")
             return FolderReader(path, self.folder(Path(path), options), doubt)
         # Else the reader streams rows.
-        order = self.order
-        if options.sort:
-            order = Order(order.rebase, maxsize)
         return TraceReader(
             path,
             self.parser(options),
             rows=self._unpacked_rows,
             skip_bad=options.skip_bad,
-            order=order,
+            order=Order(self.order.rebase, maxsize) if options.sort else self.order,
             own_ids=self.own_ids,
             doubt=doubt,
         )

@@ -80,21 +80,18 @@ def whole_usage(usage: Mapping[str, Any], *, flat: bool = False) -> WholeUsage:
 
 def _decided(prompts: list[int | None], answers: list[int | None], total: int | None) -> WholeUsage:
     """Choose the readings whose sum is the total, else the likeliest readings."""
-    if total and prompts[0] is not None and answers[0] is not None:
-        for prompt in prompts:
-            for answer in answers:
-                if (prompt or 0) + (answer or 0) == total:
-                    return WholeUsage(prompt, answer)
-        return WholeUsage(prompts[0], answers[0], adds_up=False)
-    return WholeUsage(prompts[0], answers[0])
+    likeliest = WholeUsage(prompts[0], answers[0])
+    if not total or likeliest.prompt is None or likeliest.answer is None:
+        return likeliest
+    pairs = (WholeUsage(prompt, answer) for prompt in prompts for answer in answers)
+    sums = (pair for pair in pairs if (pair.prompt or 0) + (pair.answer or 0) == total)
+    return next(sums, likeliest._replace(adds_up=False))
 
 
 def usage_of(row: SourceRow, *places: str, flat: bool = True) -> WholeUsage:
     """Read the first usage object among `places`, or else the row. Note a wrong total."""
-    usage = next((usage for usage in map(row.object, places) if usage), None)
-    whole = WholeUsage(None, None)
-    if usage is not None:
-        whole = whole_usage(usage)
+    usage = next((usage for usage in map(row.object, places) if usage), {})
+    whole = whole_usage(usage)
     if flat and whole.prompt is None and whole.answer is None:
         whole = whole_usage(row.values, flat=True)
     if not whole.adds_up:

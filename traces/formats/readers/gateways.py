@@ -7,14 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from forebay.traces.formats.body import (
-    answer_tokens,
-    build,
-    ended,
-    is_html,
-    message_list,
-    of_body,
-)
+from forebay.traces.formats.body import answer_tokens, build, ended, is_html, message_list, of_body
 from forebay.traces.formats.head import Head
 from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
 from forebay.traces.formats.usage import usage_of
@@ -26,6 +19,31 @@ USAGES = ("usage", "response.usage", "response.body.usage", "response_body.usage
           "usageMetadata", "response.usageMetadata", "response_body.usageMetadata")  # fmt: skip
 STARTS = ("timestamp", "start_time", "startTime", "request_time", "created_at", "time", "ts",
           "created", "@timestamp", "date", "request_created_at")  # fmt: skip
+CODES = ("status", "status_code", "response.status_code", "response.status")
+
+
+def _logged(
+    row: SourceRow, options: ReadOptions, name: str, fields: dict[str, Any], answer: Any,
+    times: tuple[tuple[str, ...], tuple[str, ...]], usages: tuple[str, ...] = (),
+) -> Ended:  # fmt: skip
+    """Make the request of a row, with its end. Logged counts are better than counts of text.
+
+    Args:
+        times: the columns of the start, and the columns of the end.
+        usages: the columns of a usage object. Without one, the row itself has the counts.
+    """
+    starts, ends = times
+    usage = usage_of(row, *usages)
+    request = build(
+        row,
+        fields,
+        options,
+        name=name,
+        arrival_s=row.moment(*starts),
+        input_tokens=usage.prompt,
+        output_tokens=answer_tokens(answer, options, usage.answer),
+    )
+    return ended(row, request, ends)
 
 
 @row_format(
@@ -59,18 +77,8 @@ def litellm(row: SourceRow, options: ReadOptions) -> Ended:
     fields["model"] = row.text("model_group", "model") or fields.get("model")
     fields["session"] = row.text("session_id", "litellm_session_id", "trace_id")
     name = row.text("request_id", "id") or f"litellm-{row.number}"
-    # Logged counts are better than counts of text.
-    usage = usage_of(row)
-    request = build(
-        row,
-        fields,
-        options,
-        name=name,
-        arrival_s=row.moment("startTime", "start_time"),
-        input_tokens=usage.prompt or None,
-        output_tokens=answer_tokens(row.get("response"), options, usage.answer),
-    )
-    return ended(row, request, ("endTime", "end_time"))
+    times = ("startTime", "start_time"), ("endTime", "end_time")
+    return _logged(row, options, name, fields, row.get("response"), times)
 
 
 def _langfuse_rows(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -117,18 +125,9 @@ def langfuse(row: SourceRow, options: ReadOptions) -> Ended:
     fields["tenant"] = row.text("user_id", "userId")
     fields["model"] = row.text("provided_model_name", "providedModelName", "model")
     fields["status"] = 500 if row.get("level") == "ERROR" else None
-    # Logged counts are better than counts of text.
-    usage = usage_of(row, "usage_details", "usageDetails", "usage")
-    request = build(
-        row,
-        fields,
-        options,
-        name=name,
-        arrival_s=row.moment("start_time", "startTime"),
-        input_tokens=usage.prompt or None,
-        output_tokens=answer_tokens(row.get("output"), options, usage.answer),
-    )
-    return ended(row, request, ("end_time", "endTime"))
+    times = ("start_time", "startTime"), ("end_time", "endTime")
+    usages = ("usage_details", "usageDetails", "usage")
+    return _logged(row, options, name, fields, row.get("output"), times, usages)
 
 
 def _spans(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -290,10 +289,8 @@ def _parts(messages: list[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _has_openai_log(head: Head) -> bool:
-    first = head.first
-    body = next((first.get(key) for key in ("request", "request_body", "body", "kwargs")
-                 if first.get(key)), None)  # fmt: skip
-    body = decoded(body)
+    keys = ("request", "request_body", "body", "kwargs")
+    body = decoded(next((head.first[key] for key in keys if head.first.get(key)), None))
     if isinstance(body, dict) and isinstance(body.get("body"), dict):
         body = body["body"]
     timed = bool(head.columns.intersection(STARTS))
@@ -323,8 +320,9 @@ def openai_log(row: SourceRow, options: ReadOptions) -> Ended:
     if body is row.values:
         fields.pop("parameters", None)  # the log's own columns, not fields of the body
     # A gateway sends an HTML page when the server is down.
-    status = row.whole_or(None, "status", "status_code", "response.status_code",
-                          "response.status") if _is_code(row) else None  # fmt: skip
+    code = row.get(*CODES)
+    is_code = type(code) is int or (isinstance(code, str) and code.isdecimal())
+    status = row.whole_or(None, *CODES) if is_code else None
     if isinstance(answer, str) and is_html(answer):
         status = status if status is not None and status >= 400 else 502
     fields["status"] = status
@@ -332,20 +330,5 @@ def openai_log(row: SourceRow, options: ReadOptions) -> Ended:
     fields["tenant"] = fields.get("tenant") or row.text("user", "user_id", "tenant", "api_key_id")
     name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
     fields["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
-    # Logged counts are better than counts of text.
-    usage = usage_of(row, *USAGES)
-    request = build(
-        row,
-        fields,
-        options,
-        name=name,
-        arrival_s=row.moment(*STARTS),
-        input_tokens=usage.prompt,
-        output_tokens=answer_tokens(answer, options, usage.answer),
-    )
-    return ended(row, request, ("end_time", "endTime", "completed_at", "end"))
-
-
-def _is_code(row: SourceRow) -> bool:
-    value = row.get("status", "status_code", "response.status_code", "response.status")
-    return type(value) is int or (isinstance(value, str) and value.isdecimal())
+    times = STARTS, ("end_time", "endTime", "completed_at", "end")
+    return _logged(row, options, name, fields, answer, times, USAGES)

@@ -100,9 +100,7 @@ def session_requests(session: dict[str, Any], name: str, number: int) -> list[Tr
     # A prompt shares most ids with the prompt before, so each id is one object.
     ids: dict[int, int] = {}
     for index, call in enumerate(calls):
-        ends_s = [
-            earlier.end_s for earlier in (call.before, *call.waits_for) if earlier is not None
-        ]
+        ends_s = [earlier.end_s for earlier in (call.before, *call.waits_for) if earlier]
         request = _request(call, names[id(call)], name, block_tokens, (number, index), ids)
         requests.append(
             replace(

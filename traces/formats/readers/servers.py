@@ -65,9 +65,8 @@ def dynamo(row: SourceRow, options: ReadOptions) -> TraceRequest:
     # The turn before, or for the first turn of a sub-agent the turn that started it.
     session = row.text("agent_context.session_id")
     name = row.text("request.request_id") or f"dynamo-{row.number}"
-    before = last.get(session) if session else None
-    above = row.text("agent_context.parent_session_id")
-    starter = last.get(above) if above and before is None else None
+    before = last.get(session or "")
+    starter = None if before else last.get(row.text("agent_context.parent_session_id") or "")
     wait = before or starter
     request = TraceRequest(
         id=name,

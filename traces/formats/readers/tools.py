@@ -133,7 +133,6 @@ def _guidellm_served(row: SourceRow) -> MeasuredRequest:
         output_tokens=row.whole_or(None, *GUIDELLM_ANSWER),
         ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
         e2e_s=row.number_or(None, "request_latency") if done else None,
-        stall_s=None,
     )
 
 

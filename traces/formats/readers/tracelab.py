@@ -40,13 +40,12 @@ def tracelab(row: SourceRow, options: ReadOptions) -> Ended:
         raise NotARequestError("rounds without a number of input tokens")
     sent_s, end_s = _times(row)
     input_tokens = row.whole("input_tokens_total", least=1)
-    output_tokens = row.whole_or(0, "output_tokens")
     block_tokens = options.block_tokens or BLOCK_TOKENS
     request = TraceRequest(
         id=f"round-{row.number}",
         arrival_s=sent_s,
         input_tokens=input_tokens,
-        output_tokens=output_tokens,
+        output_tokens=row.whole_or(0, "output_tokens"),
         blocks=_blocks(row, session, input_tokens, block_tokens),
         block_tokens=block_tokens,
         session=session,
