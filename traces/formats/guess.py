@@ -151,19 +151,24 @@ def guess(path: str | Path) -> Mapping:
     try:
         check_map(mapping, str(path))
     except InputError as error:
-        if sum(bool(AGGREGATES & set(column.words)) for column in columns) > 1:
-            remedy = "give the file of the same run that has a row for each request"
-            raise InputError(f"{path}: {only_totals('', remedy)}") from None
-        if any(len(column.path) > MOST_NAME for column in columns):
-            raise InputError(
-                f"{path}: lines of text, and no table with a header; name their format (forebay "
-                "traces formats), or log times and lengths as CSV or JSON lines"
-            ) from None
-        paths = ", ".join(column.path for column in columns)[:300]
-        timeless = {"text", "messages"} & mapping.keys() and not {"arrival", "end"} & mapping.keys()
-        remedy = "; prompts without times: traces import prompts" if timeless else ""
-        raise InputError(f"{error} with --map; the columns are {paths}{remedy}") from None
+        raise InputError(_why_not(path, columns, mapping, error)) from None
     return mapping
+
+
+def _why_not(path: str | Path, columns: list[Sampled], mapping: Mapping, error: InputError) -> str:
+    """Return the error for a table whose columns could not be guessed."""
+    if sum(bool(AGGREGATES & set(column.words)) for column in columns) > 1:
+        remedy = "give the file of the same run that has a row for each request"
+        return f"{path}: {only_totals('', remedy)}"
+    if any(len(column.path) > MOST_NAME for column in columns):
+        return (
+            f"{path}: lines of text, and no table with a header; name their format (forebay "
+            "traces formats), or log times and lengths as CSV or JSON lines"
+        )
+    paths = ", ".join(column.path for column in columns)[:300]
+    timeless = {"text", "messages"} & mapping.keys() and not {"arrival", "end"} & mapping.keys()
+    remedy = "; prompts without times: traces import prompts" if timeless else ""
+    return f"{error} with --map; the columns are {paths}{remedy}"
 
 
 def _add_up(columns: list[Sampled], mapping: Mapping) -> None:
@@ -193,16 +198,7 @@ def _candidates(columns: list[Sampled]) -> Iterator[tuple[str, Iterable[Sampled]
     for target, words in NAMED.items():
         yield target, _by_names(columns, words, _is_name)
     yield "status", filter(_is_status, columns)
-    flags = ("true", "false", "0", "1")
-    yield (
-        "stream",
-        (
-            column
-            for column in columns
-            if {"stream", "streaming", "streamed"} & set(column.words)
-            and column.all(lambda value: str(value).lower() in flags)
-        ),
-    )
+    yield "stream", filter(_is_stream, columns)
     classes = ("interactive", "standard", "batch")
     yield "class", (column for column in columns if column.all(lambda value: value in classes))
 
@@ -220,17 +216,11 @@ def _guess_times(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> N
             taken.add(best.path)
             unit, guessed = _time_unit(best)
             mapping[target] = MappedColumn(best.path, unit, guessed=guessed)
-    if mapping:
-        _guess_duration(columns, mapping, taken)
-
-
-def _guess_duration(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> None:
-    for column in columns:
-        if column.path not in taken and _is_duration(column):
-            taken.add(column.path)
-            unit, guessed = _duration_unit(column)
-            mapping["duration"] = MappedColumn(column.path, unit, guessed=guessed)
-            return
+    left = (column for column in columns if column.path not in taken)
+    if mapping and (duration := next(filter(_is_duration, left), None)) is not None:
+        taken.add(duration.path)
+        unit, guessed = _duration_unit(duration)
+        mapping["duration"] = MappedColumn(duration.path, unit, guessed=guessed)
 
 
 def _rank(column: Sampled) -> tuple[int, int]:
@@ -255,8 +245,8 @@ def _is_time(column: Sampled) -> bool:
 
 def _ascends(column: Sampled) -> bool:
     values: list[Any] = column.numbers or [str(value) for value in column.values]
-    steps = list(pairwise(values))
-    return sum(1 for a, b in steps if a <= b) >= 0.6 * len(steps)
+    steps: list[bool] = [a <= b for a, b in pairwise(values)]
+    return sum(steps) >= 0.6 * len(steps)
 
 
 def _unit_in_name(column: Sampled) -> str | None:
@@ -353,13 +343,11 @@ def _by_names(
     columns: list[Sampled], names: tuple[str, ...], fits: Callable[[Sampled], bool]
 ) -> Iterator[Sampled]:
     """Yield fitting columns in the order of `names`. A column may add id or name to a name."""
+    added = ("id", "name", "uuid", "hash")
     for name in names:
         for column in columns:
-            rest = tuple(
-                word for word in column.words if word not in ("id", "name", "uuid", "hash")
-            )
-            expected = (name,) if name else ()
-            if (rest == expected or (name and rest[:1] == expected)) and fits(column):
+            first = next((word for word in column.words if word not in added), "")
+            if first == name and fits(column):
                 yield column
 
 
@@ -370,6 +358,12 @@ def _unique(column: Sampled) -> bool:
 
 def _is_name(column: Sampled) -> bool:
     return column.all(lambda value: isinstance(value, str | int) and len(str(value)) <= 200)
+
+
+def _is_stream(column: Sampled) -> bool:
+    flags = ("true", "false", "0", "1")
+    named = {"stream", "streaming", "streamed"} & set(column.words)
+    return bool(named) and column.all(lambda value: str(value).lower() in flags)
 
 
 def _is_status(column: Sampled) -> bool:
