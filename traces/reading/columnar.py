@@ -10,11 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from forebay.traces.reading.unpack import (
-    MOST_TIMES_LONGER,
-    SURELY_SMALL_BYTES,
-    printable_size,
-)
+from forebay.traces.reading.unpack import MOST_TIMES_LONGER, SURELY_SMALL_BYTES, printable_size
 from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, SourceRow
 
 MOST_COLUMNS: Final = 10_000
@@ -83,7 +79,7 @@ def _parquet_batches(file: BinaryIO) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     about = ParquetFile(file).metadata
-    _check_columns(about.num_columns)
+    check_columns(about.num_columns)
     shared, rows = _plan(about)
     file.seek(0)
     table = ParquetFile(file, read_dictionary=shared, pre_buffer=False)
@@ -116,17 +112,14 @@ def _plan(about: Any) -> tuple[list[str], int]:
                     fatal=True,
                 )
             # Share texts, and size the pieces by the longest value.
-            if column.physical_type == "BYTE_ARRAY" and not _is_decimal(column, about, index):
+            kind = about.schema.column(index)
+            if column.physical_type == "BYTE_ARRAY" and kind.logical_type.type != "DECIMAL":
                 shared.add(column.path_in_schema)
             if "DELTA_BYTE_ARRAY" in column.encodings:
                 longest = max(longest, unpacked)
             elif column.physical_type == "FIXED_LEN_BYTE_ARRAY":
-                longest = max(longest, about.schema.column(index).length)
+                longest = max(longest, kind.length)
     return sorted(shared), max(1, min(PIECE_ROWS, PIECE_BYTES // longest))
-
-
-def _is_decimal(column: Any, about: Any, index: int) -> bool:
-    return str(about.schema.column(index).logical_type.type) == "DECIMAL"
 
 
 def _arrow_batches(file: Any, start: bytes) -> Iterator[Any]:
@@ -134,16 +127,17 @@ def _arrow_batches(file: Any, start: bytes) -> Iterator[Any]:
 
     if start.startswith(ARROW_STREAM):
         stream = ipc.open_stream(file)
-        _check_columns(len(stream.schema))
+        check_columns(len(stream.schema))
         yield from stream
         return
     table = ipc.open_file(file)
-    _check_columns(len(table.schema))
+    check_columns(len(table.schema))
     for index in range(table.num_record_batches):
         yield table.get_batch(index)
 
 
-def _check_columns(count: int) -> None:
+def check_columns(count: int) -> None:
+    """Raise RowError for a table that is too wide."""
     if count > MOST_COLUMNS:
         raise RowError(f"{count:,} columns, over the limit of {MOST_COLUMNS:,}", fatal=True)
 
@@ -163,18 +157,13 @@ def _values(column: Any) -> list[Any]:
 
     if types.is_dictionary(column.type):
         used = column.indices.to_pylist()
-        words = {
-            index: _plain(column.dictionary[index]) for index in set(used) if index is not None
-        }
-        return [words.get(index) for index in used]
+        words = {at: _plain(column.dictionary[at]) for at in set(used) if at is not None}
+        return [words.get(at) for at in used]
     readable = _readable(column.type)
     if readable != column.type:
         column = column.cast(readable, safe=False)
-    return (
-        [_text(value) for value in column.to_pylist()]
-        if _is_binary(readable)
-        else column.to_pylist()
-    )
+    values: list[Any] = column.to_pylist()
+    return [_text(value) for value in values] if _is_binary(readable) else values
 
 
 def _plain(word: Any) -> Any:

@@ -16,19 +16,12 @@ import orjson
 from forebay.traces.reading.columnar import (
     ARROW,
     ARROW_STREAM,
-    MOST_COLUMNS,
     PARQUET,
+    check_columns,
     columnar_rows,
 )
 from forebay.traces.reading.unpack import BOM, FOREIGN, HEAD_BYTES, Prefixed
-from forebay.traces.rows import (
-    SHAPE_ERRORS,
-    FileFacts,
-    RowError,
-    SourceRow,
-    shape_error,
-    shown,
-)
+from forebay.traces.rows import SHAPE_ERRORS, FileFacts, RowError, SourceRow, shape_error, shown
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """A longer line is an error: no prompt is that long, and a file without newlines fills memory."""
@@ -138,8 +131,8 @@ def _json_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
                 whole = line + file.read(MAX_DOCUMENT_BYTES)
                 yield 1, _document(whole, facts)
                 return
-            why = _json_error(error)
-            yield number, RowError(f"not JSON ({why}); each line must hold one JSON object")
+            why = f"not JSON ({str(error)[:120]}); each line must hold one JSON object"
+            yield number, RowError(why)
             continue
         yield number, _row(number, values, facts)
 
@@ -150,7 +143,7 @@ def _document(whole: bytes, facts: FileFacts) -> Any:
     try:
         return _row(1, json_value(whole), facts)
     except ValueError as error:
-        return RowError(f"not JSON ({_json_error(error)}); is the file whole?", fatal=True)
+        return RowError(f"not JSON ({str(error)[:120]}); is the file whole?", fatal=True)
 
 
 def json_value(data: bytes) -> Any:
@@ -181,20 +174,14 @@ def check_values(data: bytes | str) -> None:
             raise ValueError(f"more than {MOST_JSON_VALUES:,} values")
 
 
-def _json_error(error: ValueError) -> str:
-    return str(error)[:120]
-
-
 def _row(number: int, values: Any, facts: FileFacts) -> Any:
     if not isinstance(values, dict):
         return RowError(f"{shown(values)} is not a JSON object; each row must be one")
-    return _too_wide(len(values)) or SourceRow(number, values, facts)
-
-
-def _too_wide(columns: int) -> RowError | None:
-    if columns <= MOST_COLUMNS:
-        return None
-    return RowError(f"{columns:,} columns, over the limit of {MOST_COLUMNS:,}", fatal=True)
+    try:
+        check_columns(len(values))
+    except RowError as error:
+        return error
+    return SourceRow(number, values, facts)
 
 
 def _array_rows(file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
@@ -237,7 +224,7 @@ def _item(number: int, text: str, facts: FileFacts) -> Any:
     try:
         return _row(number, json_value(text.encode()), facts)
     except ValueError as error:
-        return RowError(f"not JSON ({_json_error(error)}); correct the item")
+        return RowError(f"not JSON ({str(error)[:120]}); correct the item")
 
 
 def csv_header(line: str) -> tuple[list[str], str]:
@@ -247,8 +234,7 @@ def csv_header(line: str) -> tuple[list[str], str]:
         RowError: the line is not a header.
     """
     delimiter = max(DELIMITERS, key=line.count)
-    if error := _too_wide(line.count(delimiter) + 1):
-        raise error
+    check_columns(line.count(delimiter) + 1)
     if "\0" in line:
         raise RowError("this is a binary file, not a table; name its format", fatal=True)
     try:

@@ -57,11 +57,26 @@ FOREIGN: Final = (
 )
 
 
-class _Unpacked(RawIOBase):
-    """The bytes of a packed file, member after member, in pieces of any size."""
+class _Pieces(RawIOBase):
+    """A file of the pieces that a function returns. An empty piece is the end of the file."""
+
+    def __init__(self, piece: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._piece = piece
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._piece(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class _Unpacked:
+    """Unpacks a file, member after member, in pieces of any size."""
 
     def __init__(self, packed: BinaryIO, make: Callable[[], Decoder], kind: str, name: str) -> None:
-        super().__init__()
         self._packed = packed
         self._make = make
         self._kind = kind
@@ -69,27 +84,23 @@ class _Unpacked(RawIOBase):
         self._decoder = make()
         self._read = self._made = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` from one step, and return the number of bytes, 0 at the end.
+    def piece(self, most: int) -> bytes:
+        """Return the bytes of one step, or b"" at the end of the file.
 
         Raises:
             InputError: the file is damaged, is cut short, or gets too long.
         """
         try:
-            piece = self._piece(len(buffer))
+            piece = self._step(most)
         except DAMAGE as error:
             why = f"damaged {self._kind} file ({error})"
             raise InputError(f"{self._name}: {why}; copy it again") from error
-        buffer[: len(piece)] = piece
         self._made += len(piece)
         if self._made > max(SURELY_SMALL_BYTES, MOST_TIMES_LONGER * self._read):
-            raise too_long(self._name)
-        return len(piece)
+            raise _too_long(self._name)
+        return piece
 
-    def _piece(self, most: int) -> bytes:
+    def _step(self, most: int) -> bytes:
         while True:
             decoder = self._decoder
             if decoder.eof:
@@ -111,7 +122,7 @@ class _Unpacked(RawIOBase):
         return piece
 
 
-def too_long(name: str) -> InputError:
+def _too_long(name: str) -> InputError:
     return InputError(
         f"{name}: gets more than {MOST_TIMES_LONGER} times longer than it is packed, which no log "
         "does; unpack it yourself if it is right"
@@ -181,13 +192,13 @@ def _unpacked_file(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
         raw = Prefixed(start, raw)
     for kind, magic, make in PACKED:
         if start.startswith(magic):
-            yield BufferedReader(_Unpacked(raw, make, kind, name), 1 << 20)
+            yield BufferedReader(_Pieces(_Unpacked(raw, make, kind, name).piece), 1 << 20)
             return
     if start.startswith(ZIP):
         with _zip_member(raw, name) as member:
             yield member
-        return
-    yield raw
+    else:
+        yield raw
 
 
 @contextmanager
@@ -203,37 +214,24 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
         if len(members) != 1:
             raise InputError(f"{name}: a zip of {len(members)} files; unpack it, and name one")
         check_member(members[0], name)
-        member = archive.open(members[0])
+        member: Any = archive.open(members[0])
     except DAMAGE as error:
         raise _damaged_zip(name, error) from error
-    with archive, member:
-        yield BufferedReader(_ZipMember(member, name), 1 << 20)
 
-
-class _ZipMember(RawIOBase):
-    """The bytes of a file in a zip archive. Damage raises InputError."""
-
-    def __init__(self, member: Any, name: str) -> None:
-        super().__init__()
-        self._member = member
-        self._name = name
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
+    def piece(most: int) -> bytes:
         try:
-            piece = self._member.read1(len(buffer))
+            return bytes(member.read1(most))
         except (*DAMAGE, EOFError) as error:
-            raise _damaged_zip(self._name, error) from error
-        buffer[: len(piece)] = piece
-        return len(piece)
+            raise _damaged_zip(name, error) from error
+
+    with archive, member:
+        yield BufferedReader(_Pieces(piece), 1 << 20)
 
 
 def check_member(member: zipfile.ZipInfo, name: str, most_bytes: int | None = None) -> None:
     """Check the unpacked size that a member of a zip announces. zipfile reads no more."""
     if member.file_size > max(SURELY_SMALL_BYTES, MOST_TIMES_LONGER * member.compress_size):
-        raise too_long(name)
+        raise _too_long(name)
     if most_bytes is not None and member.file_size > most_bytes:
         raise InputError(
             f"{name}: {printable_size(member.file_size)} when it is unpacked, over the limit of "
