@@ -11,11 +11,14 @@ from typer.core import TyperOption
 from forebay.traces.cli.import_ import TraceFile
 from forebay.traces.cli.output import Totals, check_output, print_result, to_file, write_whole
 from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
+from forebay.traces.formats import open_trace
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.command_line.options import AsJson, Force, Output, Seed
 from forebay.traces.ground.command_line.quantities import seconds
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.whole_file import meta_path
+from forebay.traces.synth.ticks import TICK_ERROR_S, spread_ticks
 
 SALT = "FOREBAY_CAPTURE_SALT"
 STEPS = "forebay.steps"  # key in Typer's context: names of the given steps, in their order
@@ -82,8 +85,6 @@ def edit_trace(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    from forebay.traces.formats import open_trace
-
     values = locals()
     steps = [(name, values[name]) for name in context.meta.get(STEPS, ())]
     if not steps:
@@ -142,8 +143,6 @@ def _thin(rows: Rows, share: float, seed: int) -> Rows:
 
 
 def _spread(rows: Rows, text: str, seed: int) -> Rows:
-    from forebay.traces.synth.ticks import TICK_ERROR_S, spread_ticks
-
     try:
         tick_s = seconds(text)
     except ValueError:
@@ -189,8 +188,6 @@ def merge_traces(
 
     example:  forebay traces merge chat.jsonl documents.jsonl -o both.jsonl
     """
-    from forebay.traces.formats import open_trace
-
     if len(traces) < 2:
         raise InputError("traces merge: give two traces or more")
     rows = merge([open_trace(trace) for trace in traces], shared=shared)
@@ -200,8 +197,6 @@ def merge_traces(
 def _write(
     verb: str, trace: object, output: str, force: bool, as_json: bool, rows: Rows, **facts: object
 ) -> None:
-    from forebay.traces.ground.whole_file import meta_path
-
     check_output(output, meta_path(output), force=force, as_json=as_json)
     totals = Totals(rows, if_none=f"{verb}: no request is left; ask for more of the trace")
     whole = {"command": verb, "trace": trace, "parameters": facts}

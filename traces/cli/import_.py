@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import typer
 
 from forebay.traces.cli.output import (
@@ -16,15 +17,9 @@ from forebay.traces.cli.output import (
     to_file,
     write_whole,
 )
-from forebay.traces.formats import (
-    FOREBAY,
-    ReadOptions,
-    detect,
-    formats,
-    open_trace,
-    trace_format,
-)
-from forebay.traces.formats.columns import Mapping
+from forebay.traces.formats import FOREBAY, ReadOptions, detect, formats, open_trace, trace_format
+from forebay.traces.formats.columns import Mapping, doubts, map_text, mapped_format, parse_map
+from forebay.traces.formats.guess import guess
 from forebay.traces.ground.command_line.messages import print_json, talk
 from forebay.traces.ground.command_line.options import (
     AsJson,
@@ -36,6 +31,7 @@ from forebay.traces.ground.command_line.options import (
 )
 from forebay.traces.ground.errors import InputError, escaped
 from forebay.traces.ground.schema import TraceRequest
+from forebay.traces.ground.trace_line import row_bytes
 from forebay.traces.ground.whole_file import meta_path, whole_file
 from forebay.traces.reading.reader import TraceReader
 
@@ -122,16 +118,8 @@ def _open(
     format_name: str, file: str, columns: str | None, options: ReadOptions
 ) -> tuple[TraceReader, str, str | None, list[str]]:
     """Return the reader, the name of its format, its mapping of columns, and doubts about it."""
-    from forebay.traces.formats.columns import doubts, map_text, mapped_format, parse_map
-    from forebay.traces.formats.guess import guess
-
-    one_or_more(
-        {
-            "--input-tokens": options.input_tokens,
-            "--output-tokens": options.output_tokens,
-            "--block-tokens": options.block_tokens,
-        }
-    )
+    names = ("input_tokens", "output_tokens", "block_tokens")
+    one_or_more({f"--{name.replace('_', '-')}": getattr(options, name) for name in names})
 
     def mapped(mapping: Mapping) -> tuple[TraceReader, str, str | None, list[str]]:
         reader = mapped_format(mapping).open(file, options)
@@ -150,9 +138,7 @@ def _open(
             if file == "-":
                 raise InputError("standard input: format not recognised; name it or give --map")
             if Path(file).is_dir():
-                folders = " or ".join(
-                    candidate.name for candidate in formats().values() if candidate.folder
-                )
+                folders = " or ".join(each.name for each in formats().values() if each.folder)
                 raise InputError(
                     f"{file}: no folder that auto knows by its files; give one file of it, or the "
                     f"name of its format ({folders}) in place of auto"
@@ -171,10 +157,6 @@ def _show(
     rows = list(islice(reader, SHOWN_ROWS))
     reader.close()
     if as_json:
-        import orjson
-
-        from forebay.traces.ground.trace_line import row_bytes
-
         shown = [orjson.loads(row_bytes(row)) for row in rows]
         print_json({"format": name, "map": mapping, "first": shown})
         return
@@ -188,8 +170,6 @@ def _show(
 
 
 def _shown_row(row: TraceRequest) -> str:
-    from forebay.traces.ground.trace_line import row_bytes
-
     line = row_bytes(row).decode().rstrip()
     return escaped(line if len(line) <= 400 else f"{line[:397]}...")
 
@@ -243,10 +223,8 @@ def list_formats(as_json: AsJson = False) -> None:
     """
     all_formats = formats().values()
     if as_json:
-        rows = [
-            {"name": entry.name, "what": entry.what, "keeps": entry.keeps} for entry in all_formats
-        ]
-        print_json(rows)
+        about = ("name", "what", "keeps")
+        print_json([{key: getattr(entry, key) for key in about} for entry in all_formats])
         return
     for entry in all_formats:
         print(f"{entry.name:<18} {entry.what}\n{'':<18} keeps: {entry.keeps}")
@@ -275,12 +253,8 @@ def fit_model(
     facts = {
         "requests": model.requests,
         "windows": len(model.profile),
-        "window_s": model.window_s,
-        "session_cv": model.session_cv,
-        "long_sessions": model.long_sessions,
-        "command": "fit",
-        "trace": trace,
-        "seed": seed,
+        **{name: getattr(model, name) for name in ("window_s", "session_cv", "long_sessions")},
+        **{"command": "fit", "trace": trace, "seed": seed},
     }
     line = (
         f"{model.requests:,} requests fitted: {len(model.profile)} windows of {model.window_s:,.0f}"

@@ -4,7 +4,6 @@ Data goes to standard output, messages go to standard error.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +33,6 @@ from forebay.traces.ground.command_line.options import (
     Seed,
     SkipBad,
     one_or_more,
-    takes_options,
 )
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -131,44 +129,38 @@ def describe(
         talk(f"{reader.skipped} bad rows skipped")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroScrollsArguments:
-    """The options of `traces zeroscrolls` as they are typed."""
-
+@app.command()
+def zeroscrolls(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="zip file, directory or .jsonl file")
-    ]
-    output: Output
+    ],
+    output: Output,
     task: Annotated[
         str | None, typer.Option("--task", help="the task, if the path does not name it")
-    ] = None
-    split: Annotated[str, typer.Option("--split", help="test or validation")] = "test"
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="test or validation")] = "test",
     form: Annotated[str, typer.Option("--form", help="completions (input unchanged) or chat")] = (
         "completions"
-    )
-    order: Annotated[str, typer.Option("--order", help="file, grouped, shuffled or zipf")] = "file"
-    zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8
+    ),
+    order: Annotated[str, typer.Option("--order", help="file, grouped, shuffled or zipf")] = "file",
+    zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8,
     context: Annotated[
         int | None,
         typer.Option(
             "--context", help="context in tokens; prompts are cut to fit it with their answers"
         ),
-    ] = None
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", help="most requests, counted in that order")
-    ] = None
-    tokens: Tokens = DEFAULT_ENCODING
-    arrivals: Arrivals = "poisson"
-    rate: Rate = 1.0
-    seed: Seed = 0
-    skip_bad: SkipBad = False
-    force: Force = False
-    as_json: AsJson = False
-
-
-@app.command()
-@takes_options
-def zeroscrolls(arguments: ZeroScrollsArguments) -> None:
+    ] = None,
+    tokens: Tokens = DEFAULT_ENCODING,
+    arrivals: Arrivals = "poisson",
+    rate: Rate = 1.0,
+    seed: Seed = 0,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
     """Make a trace from ZeroSCROLLS tasks: real documents, several questions about each.
 
     example:  forebay traces zeroscrolls squality.zip --order shuffled --rate 2 -o squality.jsonl
@@ -184,40 +176,23 @@ def zeroscrolls(arguments: ZeroScrollsArguments) -> None:
     from forebay.traces.tokens import counter
 
     # Check all options before the long read.
-    one_or_more({"--context": arguments.context, "--limit": arguments.limit})
-    check_output(
-        arguments.output,
-        meta_path(arguments.output),
-        force=arguments.force,
-        as_json=arguments.as_json,
-    )
+    one_or_more({"--context": context, "--limit": limit})
+    check_output(output, meta_path(output), force=force, as_json=as_json)
     # Read the tasks, and put their samples in order.
-    files = [
-        read_task(path, task=arguments.task, split=arguments.split, skip_bad=arguments.skip_bad)
-        for path in arguments.paths
-    ]
+    files = [read_task(path, task=task, split=split, skip_bad=skip_bad) for path in paths]
     for warning in (warning for file in files for warning in file.warnings):
         talk(f"warning: {warning}")
-    count = counter(arguments.tokens)
+    count = counter(tokens)
     everything = [sample for file in files for sample in file.samples]
-    samples = ordered(everything, arguments.order, seed=arguments.seed, zipf_s=arguments.zipf)[
-        : arguments.limit
-    ]
+    samples = ordered(everything, order, seed=seed, zipf_s=zipf)[:limit]
     # A file of reference answers, if there are any.
-    answered = arguments.output != "-" and has_references(samples)
-    answers = (answers_path(arguments.output), reference_lines(samples)) if answered else None
+    answered = output != "-" and has_references(samples)
+    answers = (answers_path(output), reference_lines(samples)) if answered else None
     if answers is not None:
-        refuse_existing([answers[0]], force=arguments.force)
+        refuse_existing([answers[0]], force=force)
     # Write the trace with the facts that are needed to make it again.
-    requests = to_trace(
-        samples,
-        count,
-        form=arguments.form,
-        context_tokens=arguments.context,
-        arrivals=arguments.arrivals,
-        rate_per_s=arguments.rate,
-        seed=arguments.seed,
-    )
+    pace: dict[str, Any] = {"arrivals": arrivals, "rate_per_s": rate, "seed": seed}
+    requests = to_trace(samples, count, form=form, context_tokens=context, **pace)
     facts = {
         "command": "zeroscrolls",
         "sources": [
@@ -233,21 +208,19 @@ def zeroscrolls(arguments: ZeroScrollsArguments) -> None:
             for file in files
         ],
         "documents": len(by_document(samples)),
-        "form": arguments.form,
-        "order": arguments.order,
-        "zipf_s": arguments.zipf if arguments.order == "zipf" else None,
-        "context_tokens": arguments.context,
+        "form": form,
+        "order": order,
+        "zipf_s": zipf if order == "zipf" else None,
+        "context_tokens": context,
         "tokens_by": count.name,
-        "arrivals": arguments.arrivals,
-        "rate_per_s": arguments.rate,
-        "seed": arguments.seed,
+        **pace,
     }
     totals = Totals(requests, IdealCache())
-    result = write_whole(arguments.output, totals, lambda: facts, answers)
+    result = write_whole(output, totals, lambda: facts, answers)
     if answers is not None:
         talk(f"reference answers in {answers[0]}")
     talk(f"tokens counted by {count.name}")
-    report(result, arguments.output, arguments.as_json)
+    report(result, output, as_json)
 
 
 @app.command()
@@ -305,17 +278,9 @@ def needle(
         text = load_haystack(haystack)
     else:  # a third more than needed: with some vocabularies a word is less than a token
         text = generated_haystack(max(prompt_lengths, default=0) * 4 // 3, seed)
-    pairs = needle_requests(
-        text,
-        count,
-        lengths=prompt_lengths,
-        depths=shares,
-        questions=questions,
-        output_tokens=output_tokens,
-        arrivals=arrivals,
-        rate_per_s=rate,
-        seed=seed,
-    )
+    layout: dict[str, Any] = {"lengths": prompt_lengths, "depths": shares, "questions": questions}
+    pace: dict[str, Any] = {"arrivals": arrivals, "rate_per_s": rate, "seed": seed}
+    pairs = needle_requests(text, count, output_tokens=output_tokens, **layout, **pace)
     # Collect the expected answers while the trace is written.
     expected: list[bytes] = []
 
@@ -327,14 +292,10 @@ def needle(
     facts = {
         "command": "needle",
         "haystack": haystack,
-        "lengths": prompt_lengths,
-        "depths": shares,
-        "questions": questions,
+        **layout,
         "answers": str(beside),
         "tokens_by": count.name,
-        "arrivals": arrivals,
-        "rate_per_s": rate,
-        "seed": seed,
+        **pace,
     }
     result = write_whole(output, Totals(prompts()), lambda: facts, (beside, expected))
     talk(f"tokens counted by {count.name}; expected answers in {beside}")
