@@ -141,27 +141,28 @@ class _Sessions:
         name = f"session-{next(self._numbers)}"
         turns = spec.turns.draw(dice)
         spawns = dice.randrange(turns) if dice.random() < spec.subagent_share else -1
+        context = self._new(self._root, spec.task_tokens.draw(dice))
+        return self._agent(context, name, name, start_s, turns, spawns)
+
+    def _agent(
+        self, context: _Context, name: str, session: str, at_s: float, turns: int, spawns: int = -1
+    ) -> list[TraceRequest]:
+        """Make the requests of an agent, and of the sub-agents that start after turn `spawns`."""
+        spec, dice = self._spec, self._dice
         rows: list[TraceRequest] = []
-        context, at_s = self._new(self._root, spec.task_tokens.draw(dice)), start_s
         for turn in range(turns):
-            row = self._turn(context, f"{name}-{turn}", name, at_s)
+            row = self._turn(context, f"{name}-{turn}", session, at_s)
             rows.append(row)
             at_s = self._after(row)
             if turn == spawns:
                 for number in range(spec.subagents.draw(dice)):
-                    subagent = self._subagent(f"{name}-{turn}-{number}", name, at_s)
+                    inner = self._new(self._subagent_root, spec.subagent_task_tokens.draw(dice))
+                    inner_turns = spec.subagent_turns.draw(dice)
+                    place = f"{name}-{turn}-{number}"
+                    subagent = self._agent(inner, place, session, at_s, inner_turns)
                     rows += subagent
                     at_s = max(at_s, self._after(subagent[-1]))
-            context = self._grown(context, self._root, row)
-        return rows
-
-    def _subagent(self, name: str, session: str, at_s: float) -> list[TraceRequest]:
-        rows: list[TraceRequest] = []
-        context = self._new(self._subagent_root, self._spec.subagent_task_tokens.draw(self._dice))
-        for turn in range(self._spec.subagent_turns.draw(self._dice)):
-            rows.append(self._turn(context, f"{name}-{turn}", session, at_s))
-            at_s = self._after(rows[-1])
-            context = self._grown(context, self._subagent_root, rows[-1])
+            context = self._grown(context, row)
         return rows
 
     def _new(self, root: tuple[int, ...], tokens: int) -> _Context:
@@ -169,10 +170,10 @@ class _Sessions:
         first = self._fresh(-(-self._spec.context_tokens // BLOCK_TOKENS) + 1)[0]
         return _Context(root, first, tokens)
 
-    def _grown(self, context: _Context, root: tuple[int, ...], row: TraceRequest) -> _Context:
+    def _grown(self, context: _Context, row: TraceRequest) -> _Context:
         context.tokens += row.output_tokens + self._spec.tool_tokens.draw(self._dice)
         if context.tokens > self._spec.context_tokens:
-            return self._new(root, self._spec.summary_tokens)
+            return self._new(context.root, self._spec.summary_tokens)
         return context
 
     def _turn(self, context: _Context, name: str, session: str, at_s: float) -> TraceRequest:

@@ -26,7 +26,7 @@ def arrival_times(kind: str, rate_per_s: float, seed: int) -> Iterator[float]:
     check_rate(rate_per_s, "--rate")
     if kind == "constant":
         return (round(index / rate_per_s, 6) for index in count())
-    return _poisson(rate_per_s, Random(f"{seed}:arrivals"))
+    return poisson(rate_per_s, Random(f"{seed}:arrivals"))
 
 
 def check_rate(rate_per_s: float, option: str) -> None:
@@ -44,7 +44,8 @@ def check_share(share: float, option: str) -> None:
         raise InputError(f"{option} {share:g}: not a share; give 0 to 1")
 
 
-def _poisson(rate_per_s: float, dice: Random) -> Iterator[float]:
+def poisson(rate_per_s: float, dice: Random) -> Iterator[float]:
+    """Make endless times with exponential gaps, rounded to microseconds."""
     now_s = 0.0
     while True:
         now_s += dice.expovariate(rate_per_s)

@@ -18,7 +18,7 @@ import typer
 from forebay.traces.ground.command_line.options import a_time, one_or_more, same_named
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
-from forebay.traces.synth.arrivals import check_rate, check_seconds
+from forebay.traces.synth.arrivals import check_rate, check_seconds, poisson
 from forebay.traces.synth.documents import (
     Document,
     Instruction,
@@ -93,8 +93,10 @@ def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
     # Each aspect has its own random numbers, so that a setting changes only its own aspect.
     users = Random(f"{spec.seed}:choices")
     sizes = Random(f"{spec.seed}:documents")
+    times = poisson(spec.chat_rate_per_s, Random(f"{spec.seed}:chat"))
+    chats = ((arrival_s, None) for arrival_s in times)
     open_documents: dict[int, tuple[Document, int]] = {}
-    for arrival_s, question in merge(_chat_times(spec), _questions(spec), key=itemgetter(0)):
+    for arrival_s, question in merge(chats, _questions(spec), key=itemgetter(0)):
         if arrival_s > spec.duration_s:
             return
         user = users.randrange(spec.users)
@@ -111,15 +113,7 @@ def _requests(spec: ChatBesideDocuments) -> Iterator[TraceRequest]:
             del open_documents[opening]
 
 
-def _chat_times(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int] | None]]:
-    dice = Random(f"{spec.seed}:chat")
-    now_s = 0.0
-    while True:
-        now_s += dice.expovariate(spec.chat_rate_per_s)
-        yield round(now_s, 6), None
-
-
-def _questions(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int] | None]]:
+def _questions(spec: ChatBesideDocuments) -> Iterator[tuple[float, tuple[int, int]]]:
     """Make (time, (document opening, number of later questions)), from time 0 on."""
     openings = Random(f"{spec.seed}:arrivals")
     gaps = Random(f"{spec.seed}:gaps")

@@ -35,6 +35,7 @@ from forebay.traces.synth.lengths import (
     ChatTokens,
     DocumentTokens,
     Fixed,
+    Length,
     Lognormal,
     OutputTokens,
     QuestionTokens,
@@ -124,10 +125,8 @@ def shared_document(spec: SharedDocument) -> Iterator[TraceRequest]:
     check_tokens("--document-tokens", spec.document_tokens, least=1)
     check_tokens("--question-tokens", spec.question_tokens, least=1)
     check_tokens("--output-tokens", spec.output_tokens, least=0)
-    lengths = {
-        name: Fixed(getattr(spec, name))
-        for name in ("document_tokens", "question_tokens", "output_tokens")
-    }
+    names = ("document_tokens", "question_tokens", "output_tokens")
+    lengths = {name: Fixed(getattr(spec, name)) for name in names}
     settings = same_named(spec, Workload) | lengths
     people = iter(range(spec.users))  # each user once, not at random
     return workload(Workload(**settings, documents=1, requests=spec.users), people)
@@ -140,23 +139,18 @@ def workload(spec: Workload, people: Iterator[int] | None = None) -> Iterator[Tr
         InputError: a setting that makes no traffic, named as the option of `traces synth`.
     """
     _check(spec)
-    makers = RequestMaker(spec)
-    return _requests(spec, makers, people)
+    return _requests(spec, people)
 
 
-def _requests(
-    spec: Workload, maker: "RequestMaker", people: Iterator[int] | None
-) -> Iterator[TraceRequest]:
+def _requests(spec: Workload, people: Iterator[int] | None) -> Iterator[TraceRequest]:
+    maker = RequestMaker(spec)
     kinds = Random(f"{spec.seed}:kinds")
     choices = Random(f"{spec.seed}:choices")
-    ranks = [
-        Zipf(len(range(tenant, spec.documents, spec.tenants)), spec.zipf_s)
-        for tenant in range(spec.tenants)
-    ]
+    owned = (len(range(tenant, spec.documents, spec.tenants)) for tenant in range(spec.tenants))
+    ranks = [Zipf(count, spec.zipf_s) for count in owned]
     sizes = Random(f"{spec.seed}:documents")
-    documents = [
-        maker.new_document(spec.document_tokens.draw(sizes)) for _ in range(spec.documents)
-    ]
+    lengths = [spec.document_tokens.draw(sizes) for _ in range(spec.documents)]
+    documents = [maker.new_document(tokens) for tokens in lengths]
     # One request for each arrival, until a limit.
     for number, (arrival_s, asker) in enumerate(_arrivals(spec)):
         if (spec.requests is not None and number >= spec.requests) or (
@@ -192,7 +186,9 @@ def _arrivals(spec: Workload) -> Iterator[tuple[float, int | None]]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    name: str
+    """Its name and blocks. A chat is about a document without either."""
+
+    name: str | None
     blocks: tuple[int, ...]
 
 
@@ -217,39 +213,20 @@ class RequestMaker:
 
     def question(self, arrival_s: float, user: int, document: Document) -> TraceRequest:
         """Make a new question about `document`."""
-        return self._request(
-            "document",
-            arrival_s,
-            user,
-            self._root + document.blocks,
-            self._spec.question_tokens.draw(self._lengths),
-            self._spec.output_tokens.draw(self._lengths),
-            document.name,
-        )
+        lengths = (self._spec.question_tokens, self._spec.output_tokens)
+        return self._request("document", arrival_s, user, lengths, document)
 
     def chat(self, arrival_s: float, user: int) -> TraceRequest:
         """Make a prompt that shares only the instruction."""
-        return self._request(
-            "chat",
-            arrival_s,
-            user,
-            self._root,
-            self._spec.chat_tokens.draw(self._lengths),
-            self._spec.chat_output_tokens.draw(self._lengths),
-            None,
-        )
+        lengths = (self._spec.chat_tokens, self._spec.chat_output_tokens)
+        return self._request("chat", arrival_s, user, lengths, Document(None, ()))
 
     def _request(
-        self,
-        kind: str,
-        arrival_s: float,
-        user: int,
-        shared: tuple[int, ...],
-        fresh_tokens: int,
-        output_tokens: int,
-        document: str | None,
-    ) -> TraceRequest:
-        spec = self._spec
+        self, kind: str, arrival_s: float, user: int, lengths: tuple[Length, Length],
+        document: Document,
+    ) -> TraceRequest:  # fmt: skip
+        spec, shared = self._spec, self._root + document.blocks
+        fresh_tokens, output_tokens = [length.draw(self._lengths) for length in lengths]
         return TraceRequest(
             id=f"{kind}-{next(self._numbers)}",
             arrival_s=arrival_s,
@@ -259,7 +236,7 @@ class RequestMaker:
             block_tokens=spec.block_tokens,
             session=f"user-{user}",
             tenant=f"tenant-{user % spec.tenants}" if spec.tenants > 1 else None,
-            document=document,
+            document=document.name,
         )
 
 

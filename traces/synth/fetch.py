@@ -8,7 +8,6 @@ the ZeroSCROLLS archives of tau/zero_scrolls (Findings of EMNLP 2023), ShareGPT.
 
 import csv
 import hashlib
-import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -83,12 +82,7 @@ def published(name: str) -> Published:
     return PUBLISHED[name]
 
 
-def fetch(
-    file: Published,
-    output: str,
-    *,
-    url: str | None = None,
-) -> dict[str, Any]:
+def fetch(file: Published, output: str, *, url: str | None = None) -> dict[str, Any]:
     """Download the whole file or nothing to `output`, and return facts about it.
 
     Args:
@@ -115,22 +109,16 @@ def fetch(
             if whole is not None and size < whole:
                 raise InputError(f"{source}: ended after {size:,} of {whole:,} bytes; try again")
             if file.sha256 is not None and digest.hexdigest() != file.sha256:
-                raise InputError(
-                    f"{source}: its SHA-256 is {digest.hexdigest()}, not {file.sha256}"
-                )
+                wrong = digest.hexdigest()
+                raise InputError(f"{source}: its SHA-256 is {wrong}, not {file.sha256}")
             if file.bytes is not None and size != file.bytes:
                 raise InputError(f"{source}: is {size:,} bytes long, not {file.bytes:,}")
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         raise _not_fetched(source, error) from error
     except ValueError as error:  # the source is not a URL
         raise InputError(f"--url {source}: {error}; give https://...") from error
-    return {
-        "url": source,
-        "file": os.fspath(output),
-        "bytes": size,
-        "sha256": digest.hexdigest(),
-        "licence": file.licence,
-    }
+    facts = {"url": source, "file": output, "bytes": size, "sha256": digest.hexdigest()}
+    return {**facts, "licence": file.licence}
 
 
 def _more(answer: BinaryIO, source: str) -> bytes:

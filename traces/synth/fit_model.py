@@ -52,25 +52,14 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _LastUse:
-    """The number of the last prompt that used each block. Memory grows with distinct blocks."""
-
-    numbers: dict[int, int] = field(default_factory=dict)
-
-    def ago(self, blocks: tuple[int, ...], hits: int, number: int) -> int:
-        distance = number - self.numbers.get(blocks[hits - 1], number) if hits else 0
-        self.numbers.update((block, number) for block in blocks)
-        return distance
-
-
-@dataclass(slots=True)
 class _Read:
     """Gathers samples and totals in one pass over a trace."""
 
     first: Reservoir  # requests without a session
     later: Reservoir  # (turn, its session, arrival)
     cache: IdealCache = field(default_factory=IdealCache)
-    uses: _LastUse = field(default_factory=_LastUse)
+    # The number of the last prompt that used each block. Memory grows with distinct blocks.
+    uses: dict[int, int] = field(default_factory=dict)
     sessions: dict[str, _Open] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)  # arrivals without a session
     begin_s: float | None = None
@@ -92,7 +81,8 @@ class _Read:
             self.block_tokens = self.block_tokens or request.block_tokens
         hit = self.cache.look_up(request)
         hits = min(hit.hit_blocks, len(blocks))
-        ago = self.uses.ago(blocks, hits, self.requests)
+        ago = self.requests - self.uses.get(blocks[hits - 1], self.requests) if hits else 0
+        self.uses.update(dict.fromkeys(blocks, self.requests))
         self.requests += 1
         self.input_tokens += request.input_tokens
         self.output_tokens += request.output_tokens
@@ -142,13 +132,10 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
     turns = read.later.items
     of_long = [(turn, at_s) for turn, session, at_s in turns if _span(session) >= least_s]
     long_profile, long_later = _even(of_long, duration_s)
+    sampled = long_lived if len(long_lived) <= SAMPLES else dice.sample(long_lived, SAMPLES)
     long_first = [
-        FirstTurn(
-            *session.first, session.turns, round(session.start_s, 3), round(_span(session), 3)
-        )
-        for session in (
-            long_lived if len(long_lived) <= SAMPLES else dice.sample(long_lived, SAMPLES)
-        )
+        FirstTurn(*each.first, each.turns, round(each.start_s, 3), round(_span(each), 3))
+        for each in sampled
     ]
     return TrafficModel(
         block_tokens=read.block_tokens or BLOCK_TOKENS,
@@ -210,18 +197,18 @@ def _later(before: _Open, request: TraceRequest, gap_s: float, hits: int, ago: i
 
 def _profile(starts: Sequence[float], duration_s: float) -> tuple[float, list[float]]:
     # A window has ten starts on average. With fewer, its rate would be noise.
-    windows = int(min(PROFILE_WINDOWS, duration_s // LEAST_WINDOW_S, len(starts) // 10))
-    windows = max(1, windows)
-    window_s = duration_s / windows
-    counts = _counts(starts, windows, window_s)
+    window_s, counts = _counts(starts, duration_s, 10)
     return window_s, [round(count / window_s, 9) for count in counts]
 
 
-def _counts(times: Iterable[float], windows: int, window_s: float) -> list[int]:
+def _counts(times: Sequence[float], duration_s: float, least: int) -> tuple[float, list[int]]:
+    """Count times in equal windows, with `least` in each on average. Return their width too."""
+    windows = max(1, int(min(PROFILE_WINDOWS, duration_s // LEAST_WINDOW_S, len(times) // least)))
+    window_s = duration_s / windows
     counts = [0] * windows
     for time_s in times:
         counts[min(windows - 1, int(time_s / window_s))] += 1
-    return counts
+    return window_s, counts
 
 
 def _even(
@@ -232,11 +219,8 @@ def _even(
     Otherwise a pause of a night could return at noon.
     """
     # A window has a hundred turns on average: `turns` is only a sample.
-    windows = int(min(PROFILE_WINDOWS, duration_s // LEAST_WINDOW_S, len(turns) // 100))
-    windows = max(1, windows)
-    window_s = duration_s / windows
-    counts = _counts((at_s for _, at_s in turns), windows, window_s)
-    mean = len(turns) / windows
+    window_s, counts = _counts([at_s for _, at_s in turns], duration_s, 100)
+    mean = len(turns) / len(counts)
     profile = [round(count / mean, 6) for count in counts] if turns else [1.0]
     rate = CumulativeRate(profile, window_s)
     later = []

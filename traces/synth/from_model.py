@@ -210,9 +210,7 @@ class _Maker:
             shared = self._shared(min(hits, input_tokens // size), ago)
         else:
             kept_tokens = int(session.input_tokens * turn.share)
-            if (
-                kept_tokens + turn.new_tokens > self._longest
-            ):  # the context would have been compacted
+            if kept_tokens + turn.new_tokens > self._longest:  # the context would be compacted
                 kept_tokens = min(kept_tokens, int(turn.before_tokens * turn.share))
             input_tokens, output_tokens = max(1, kept_tokens + turn.new_tokens), turn.output_tokens
             shared = session.blocks[: min(kept_tokens, input_tokens) // size]
@@ -222,10 +220,12 @@ class _Maker:
         need = -(-input_tokens // size) - len(shared)
         session.blocks = (*shared, *(next(self._fresh) for _ in range(need)))
         session.input_tokens = input_tokens
-        self._remember(session.blocks)
+        self._recent.append(session.blocks)
+        if len(self._recent) > 2 * RECENT:
+            del self._recent[:RECENT]
         name = f"synth-{number}"
         parent, session.last_id = session.last_id, name
-        follows = turn is not None and turn.follows
+        follows = turn if turn is not None and turn.follows else None
         return TraceRequest(
             id=name,
             arrival_s=round(at_s, 6),
@@ -235,13 +235,8 @@ class _Maker:
             block_tokens=size,
             session=session.name,
             parent=parent if follows else None,
-            think_s=turn.think_s if turn is not None and follows and turn.think_s >= 0 else None,
+            think_s=follows.think_s if follows and follows.think_s >= 0 else None,
         )
-
-    def _remember(self, blocks: tuple[int, ...]) -> None:
-        self._recent.append(blocks)
-        if len(self._recent) > 2 * RECENT:
-            del self._recent[:RECENT]
 
     def _shared(self, hits: int, ago: int) -> tuple[int, ...]:
         """Return the first `hits` blocks of a prompt from about `ago` prompts before."""

@@ -39,6 +39,10 @@ class Uniform:
     least: int
     most: int
 
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(self.least)
+
     def __str__(self) -> str:
         return f"uniform:{self.least},{self.most}"
 
@@ -54,6 +58,10 @@ class Lognormal:
     sigma: float
     least: int
     most: int
+
+    def __post_init__(self) -> None:
+        if not (self.least <= self.median <= self.most and 0 < self.sigma <= 10):
+            raise ValueError(self.median)
 
     def __str__(self) -> str:
         return f"lognormal:{self.median:g},{self.sigma:g},{self.least},{self.most}"
@@ -123,9 +131,9 @@ def parse_length(text: str, option: str) -> Length:
             case "fixed", [tokens]:
                 return Fixed(_tokens(tokens))
             case "uniform", [least, most]:
-                return _uniform(_tokens(least), _tokens(most))
+                return Uniform(_tokens(least), _tokens(most))
             case "lognormal", [median, sigma, least, most]:
-                return _lognormal(float(median), float(sigma), _tokens(least), _tokens(most))
+                return Lognormal(float(median), float(sigma), _tokens(least), _tokens(most))
     except ValueError:
         pass
     raise InputError(f"{option}: {text!r} is not a length; write {SYNTAX}")
@@ -155,18 +163,6 @@ def _tokens(text: str) -> int:
     if not (number.is_integer() and 1 <= number <= 1e9):
         raise ValueError(text)
     return int(number)
-
-
-def _uniform(least: int, most: int) -> Uniform:
-    if least > most:
-        raise ValueError(least)
-    return Uniform(least, most)
-
-
-def _lognormal(median: float, sigma: float, least: int, most: int) -> Lognormal:
-    if not (least <= median <= most and 0 < sigma <= 10):
-        raise ValueError(median)
-    return Lognormal(median, sigma, least, most)
 
 
 def settings_of(options: Any, kind: type) -> dict[str, Any]:

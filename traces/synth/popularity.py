@@ -1,6 +1,5 @@
 """Draw documents by Zipf popularity."""
 
-from bisect import bisect_right
 from itertools import accumulate
 from random import Random
 
@@ -15,6 +14,4 @@ class Zipf:
         self._sums = list(accumulate((rank + 1) ** -s for rank in range(count)))
 
     def draw(self, dice: Random) -> int:
-        # Floating point may round the product up to the last sum itself.
-        place = bisect_right(self._sums, dice.random() * self._sums[-1])
-        return min(place, len(self._sums) - 1)
+        return dice.choices(range(len(self._sums)), cum_weights=self._sums)[0]
