@@ -216,11 +216,16 @@ def _guess_times(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> N
             taken.add(best.path)
             unit, guessed = _time_unit(best)
             mapping[target] = MappedColumn(best.path, unit, guessed=guessed)
+    if mapping:
+        _guess_duration(columns, mapping, taken)
+
+
+def _guess_duration(columns: list[Sampled], mapping: Mapping, taken: set[str]) -> None:
     left = (column for column in columns if column.path not in taken)
-    if mapping and (duration := next(filter(_is_duration, left), None)) is not None:
-        taken.add(duration.path)
-        unit, guessed = _duration_unit(duration)
-        mapping["duration"] = MappedColumn(duration.path, unit, guessed=guessed)
+    if (column := next(filter(_is_duration, left), None)) is not None:
+        taken.add(column.path)
+        unit, guessed = _duration_unit(column)
+        mapping["duration"] = MappedColumn(column.path, unit, guessed=guessed)
 
 
 def _rank(column: Sampled) -> tuple[int, int]:

@@ -319,16 +319,20 @@ def openai_log(row: SourceRow, options: ReadOptions) -> Ended:
     fields = of_body(body, options)
     if body is row.values:
         fields.pop("parameters", None)  # the log's own columns, not fields of the body
-    # A gateway sends an HTML page when the server is down.
-    code = row.get(*CODES)
-    is_code = type(code) is int or (isinstance(code, str) and code.isdecimal())
-    status = row.whole_or(None, *CODES) if is_code else None
-    if isinstance(answer, str) and is_html(answer):
-        status = status if status is not None and status >= 400 else 502
-    fields["status"] = status
+    fields["status"] = _logged_status(row, answer)
     # Names: tenant, request and session.
     fields["tenant"] = fields.get("tenant") or row.text("user", "user_id", "tenant", "api_key_id")
     name = row.text("request_id", "id", "response.id") or f"request-{row.number}"
     fields["session"] = row.text("session_id", "conversation_id", "thread_id", "session")
     times = STARTS, ("end_time", "endTime", "completed_at", "end")
     return _logged(row, options, name, fields, answer, times, USAGES)
+
+
+def _logged_status(row: SourceRow, answer: Any) -> int | None:
+    """Return the status of an answer. A gateway sends an HTML page when the server is down."""
+    code = row.get(*CODES)
+    is_code = type(code) is int or (isinstance(code, str) and code.isdecimal())
+    status = row.whole_or(None, *CODES) if is_code else None
+    if isinstance(answer, str) and is_html(answer):
+        status = status if status is not None and status >= 400 else 502
+    return status
