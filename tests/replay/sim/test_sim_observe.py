@@ -1,6 +1,6 @@
 """Mode observe forecasts what mode shape does with the same trace.
 
-Within three points, and six for sessions above capacity: there the traffic keeps the caches of the
+Within three points, and eight for sessions above capacity: there the traffic keeps the caches of the
 engines full, and answers take longer than they would if it were shaped.
 """
 
@@ -45,7 +45,7 @@ CASES = [
         ("documents", 0.8, 3),
         ("documents", 1.5, 3),
         ("sessions", 0.8, 4),
-        ("sessions", 1.2, 6),
+        ("sessions", 1.2, 8),
     )
     for chunk in (0, 2_048)
 ]
