@@ -1,8 +1,10 @@
 """`forebay tune`: parse the options, search vLLM's flags, print their gains."""
 
+import os
 import sys
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,8 +65,9 @@ class TuneArguments(PacedTrafficOptions):
 @app.command(help=EXAMPLE)
 @takes_options
 def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
-    from forebay.analysis.tune.tune import Tuner
+    from forebay.analysis.tune.tune import Run, Tuner
     from forebay.replay.engine.config import EngineConfig
+    from forebay.replay.parts.pool import process_pool
     from forebay.replay.plan.schedule import parse_arrivals
     from forebay.replay.plan.slo import default_slos, parse_slos
     from forebay.replay.sim.scenario import Scenario
@@ -90,35 +93,13 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     whole = SimWorkload(**same_named(arguments, SimWorkload) | arrivals)
     rows = whole.source(engine.context)[: arguments.requests]
     workload = replace(whole, trace=rows, format_name=None, skip_bad=False)
-    # Search the flags, with the simulations in processes of their own.
-    with _Runs(arguments.jobs) as run:
+    # Search the flags, with the simulations in processes that live as long as the search.
+    jobs = arguments.jobs or len(os.sched_getaffinity(0))
+    with process_pool(jobs) if jobs > 1 else nullcontext() as pool:
+        one_after_another: Run = partial(map, summary_of)
+        run = partial(pool.map, summary_of) if pool else one_after_another
         result = Tuner(scenario, workload, slos, run).tune()
     _show(result, slos, len(rows), as_json=arguments.as_json)
-
-
-class _Runs:
-    """Simulates cases on several processes, which live as long as the search."""
-
-    def __init__(self, jobs: int | None) -> None:
-        import os
-        from contextlib import ExitStack
-
-        from forebay.replay.parts.pool import process_pool
-
-        self._stack = ExitStack()
-        jobs = jobs or len(os.sched_getaffinity(0))
-        self._pool = self._stack.enter_context(process_pool(jobs)) if jobs > 1 else None
-
-    def __enter__(self) -> "_Runs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def __call__(self, cases: "Sequence[SweepCase]") -> list[dict[str, Any]]:
-        if self._pool is None or len(cases) == 1:
-            return [summary_of(case) for case in cases]
-        return list(self._pool.map(summary_of, cases))
 
 
 def summary_of(case: "SweepCase") -> dict[str, Any]:
@@ -136,19 +117,20 @@ def _show(result: "Tuned", slos: "tuple[Slo, ...]", requests: int, *, as_json: b
     # The command that starts such a server, for both forms.
     line = shlex.join(serve_words(result.engine))
     if as_json:
-        data = {
-            "requests": requests,
-            "slos": [str(slo) for slo in slos],
-            "servers": result.servers,
-            "servers_before": result.servers_before,
-            "start": asdict(result.start),
-            "best": asdict(result.best),
-            "gains": [asdict(gain) for gain in result.gains],
-            "impossible": result.impossible,
-            "simulated": result.simulated,
-            "command": line,
-        }
-        print_json(data)
+        print_json(
+            {
+                "requests": requests,
+                "slos": [str(slo) for slo in slos],
+                "servers": result.servers,
+                "servers_before": result.servers_before,
+                "start": asdict(result.start),
+                "best": asdict(result.best),
+                "gains": [asdict(gain) for gain in result.gains],
+                "impossible": result.impossible,
+                "simulated": result.simulated,
+                "command": line,
+            }
+        )
         return
     # Print the gains first, then the flags to change.
     _print(result, slos, requests)

@@ -44,7 +44,7 @@ LEAST_NEARER = 0.03
 
 Values = tuple[FlagValue, ...]
 """A setting: the value of each flag, in the order of `AXES`."""
-Run = Callable[[Sequence[SweepCase]], Sequence[dict[str, Any]]]
+Run = Callable[[Sequence[SweepCase]], Iterable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,9 @@ class Tuner:
         axis = AXES[flag]
         if flag == "long_prefill_token_threshold":
             axis = thresholds(self._base.engine)
-        tried = [(*now[:at], value, *now[at + 1 :]) for value in axis]
-        return [
-            values
-            for values in tried
-            if values != now and self._is_possible(flag, values[at], values)
-        ]
+        others = (value for value in axis if value != now[at])
+        tried = [(*now[:at], value, *now[at + 1 :]) for value in others]
+        return [values for values in tried if self._is_possible(flag, values[at], values)]
 
     def _best_of(self, settings: Iterable[Values], start: Values) -> Values:
         figures = {values: self._figures[values] for values in settings}
@@ -197,12 +194,8 @@ class Tuner:
         while True:
             now = self._best_of(self._figures, start)
             changed = [at for at in range(len(AXES)) if now[at] != start[at]]
-            back = {at: (*now[:at], start[at], *now[at + 1 :]) for at in changed}
-            back = {
-                at: values
-                for at, values in back.items()
-                if self._is_possible(names[at], start[at], values)
-            }
+            tried = {at: (*now[:at], start[at], *now[at + 1 :]) for at in changed}
+            back = {n: v for n, v in tried.items() if self._is_possible(names[n], start[n], v)}
             self._serve(list(back.values()))
             if self._best_of(self._figures, start) == now:
                 return now, [
@@ -220,12 +213,8 @@ class Tuner:
         ranks = flags["tensor_parallel_size"]
         if self._gpus % ranks:
             raise InputError(f"--gpus {self._gpus}: not a multiple of {ranks}")
-        defaults = self._values(self._base.engine)
-        changed = {
-            flag: value
-            for (flag, value), default in zip(flags.items(), defaults, strict=True)
-            if value != default
-        }
+        defaults = dict(zip(AXES, self._values(self._base.engine), strict=True))
+        changed = {flag: value for flag, value in flags.items() if value != defaults[flag]}
         engine = replace(self._base.engine, **changed)
         return replace(self._base, engine=engine, gpus=self._gpus // ranks)
 
@@ -262,11 +251,7 @@ def serve_words(engine: EngineConfig) -> Iterator[str]:
     yield from ("vllm", "serve", engine.model_name)
     for flag in fields(EngineFlags):
         value, word = getattr(engine, flag.name, None), flag.name.replace("_", "-")
-        if (
-            flag.name in ("vllm_version", "acceptance")
-            or value is None
-            or value == plain[flag.name]
-        ):
+        if flag.name in ("vllm_version", "acceptance") or value in (None, plain[flag.name]):
             continue
         if isinstance(value, bool):
             yield f"--{word}" if value else f"--no-{word}"
