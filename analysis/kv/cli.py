@@ -1,9 +1,9 @@
 """The command `forebay kv`: parse, call, print."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json
 from forebay.traces.ground.command_line.options import AsJson, given_options, takes_options
 from forebay.traces.ground.errors import InputError
-
-if TYPE_CHECKING:
-    from forebay.analysis.kv.verify import CacheCheck
 
 HELP = """KV-cache arithmetic: how many tokens of cache fit beside a model on a GPU, how many
 requests of a length they hold, and the longest request. Option names and defaults are those of
@@ -130,27 +127,15 @@ def verify(
     check_block_size(choices.block_size)
     typed = given_options(context, choices)
     text, where = read_source(log, metrics)
-    check = verify_log(
-        text,
-        where,
-        typed,
-        model=hardware.model,
-        weights_gib=hardware.weights_gib,
-        gpu=hardware.gpu,
-        gpu_memory_gib=hardware.gpu_memory_gib,
-    )
+    check = verify_log(text, where, typed, **asdict(hardware))
     near = check.within(tolerance / 100)
     if as_json:
         print_json({**check.as_json(), "tolerance": tolerance / 100, "within": near})
     else:
-        _print_check(check, tolerance, near)
+        from rich.console import Console
+
+        from forebay.analysis.kv.table import print_check
+
+        print_check(check, tolerance, near, Console(highlight=False))
     if not near:
         raise typer.Exit(1)
-
-
-def _print_check(check: "CacheCheck", tolerance: float, near: bool) -> None:
-    from rich.console import Console
-
-    from forebay.analysis.kv.verify_table import print_check
-
-    print_check(check, tolerance, near, Console(highlight=False))

@@ -64,6 +64,7 @@ _CHOICES = (
 )
 _FLAGS = (*_CHOICES, "num_gpu_blocks_override", "kv_cache_memory_bytes")
 _DTYPE = r"\b(?:kv[-_])?cache[-_]dtype[\"']?\s*[=: ]\s*[\"']?(auto|bfloat16|float16|fp8\w*)"
+_OLD_ENGINE = r"(# CPU blocks:|Loading model weights took|\bnon_torch_memory\b)"
 _MODEL = (
     r"\bmodel(?:_tag)?[\"']?\s*[=:]\s*[\"']([^\"']+)[\"']",
     r"vllm serve [\"']?([^\s\"'-][^\s\"']*)",
@@ -129,39 +130,30 @@ def parse_start_log(text: str, where: str) -> StartLog:
     total = facts["total_gib"]
     if facts["total_bytes"] is not None:
         total = facts["total_bytes"] / (1 << 30)
+    gib = {name: value for name, value in facts.items() if name.endswith("_gib")}
     return StartLog(
         model=_first(text, _MODEL),
         version=_first(text, _VERSION),
-        old_engine=_is_old(text),
+        # Only V0 logged these words; V1 logs "Model loading took" and "non-torch memory".
+        old_engine=bool(_first(text, (_OLD_ENGINE,))),
         set_bytes=flags["kv_cache_memory_bytes"],
-        available_gib=facts["available_gib"],
         tokens=_whole(facts["tokens"]),
         blocks=_whole(facts["blocks"]),
         concurrency=(_value(concurrency[2]), int(_value(concurrency[1]))) if concurrency else None,
-        weights_gib=facts["weights_gib"],
-        activation_gib=facts["activation_gib"],
-        non_torch_gib=facts["non_torch_gib"],
-        cuda_graph_gib=facts["cuda_graph_gib"],
-        total_gib=total,
         options=_options(text, flags | {"max_model_len": longest}, facts),
+        **gib | {"total_gib": total},
     )
 
 
 def _options(
     text: str, flags: dict[str, int | None], facts: dict[str, float | None]
 ) -> dict[str, Any]:
-    dtype = re.search(_DTYPE, text)
     options = {name: flags[name] for name in _CHOICES} | {
         "gpu_memory_utilization": facts["gpu_memory_utilization"],
-        "kv_cache_dtype": dtype[1] if dtype else None,
+        "kv_cache_dtype": _first(text, (_DTYPE,)),
         "draft_layers": 1 if re.search(r"[\"']method[\"']:\s*[\"']eagle", text) else None,
     }
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _is_old(text: str) -> bool:
-    # Only V0 logged these words; V1 logs "Model loading took" and "non-torch memory".
-    return bool(re.search(r"# CPU blocks:|Loading model weights took|\bnon_torch_memory\b", text))
 
 
 def _numbers(text: str, patterns: tuple[str, ...]) -> Iterator[float]:

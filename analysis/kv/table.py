@@ -1,19 +1,29 @@
-"""Print a memory budget as JSON or as a table. Only units and shares are computed here."""
+"""Print a memory budget, or its comparison with a log. Only units and shares are computed here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.kv.plan import Plan
+from forebay.analysis.kv.verify import CacheCheck, parts
+from forebay.analysis.statistics.units import NONE, printable
 from forebay.replay.engine.hardware.specs import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 NO_GRAPHS = (
     "vLLM 0.21 and later also reserves memory for CUDA graphs; the amount depends on the model "
     "(1.3 GiB in vllm-project/vllm#50722): give yours with --cuda-graph-gib. Utilisation defaults "
     "to 0.9 here and up to vLLM 0.19, to 0.92 in 0.28."
 )
+_LABELS = {
+    "weights": "weights, GiB",
+    "activation": "activation peak, GiB",
+    "non_torch": "outside torch, GiB",
+    "cuda_graphs": "CUDA graphs, GiB",
+    "kv_cache": "KV cache, GiB",
+}
 
 
 def as_json(plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
@@ -68,23 +78,17 @@ def _share(plan: Plan, tokens: int) -> float | None:
 
 def print_plan(plan: Plan, lengths: Sequence[int], console: "Console") -> None:
     """Print the budget in GiB, the concurrency at each length, and the longest request."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     console.print(Text(_title(plan), style="bold"))
     # First the memory budget of one GPU.
-    lines = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    lines.add_column("one GPU", no_wrap=True)
-    lines.add_column("GiB", justify="right", no_wrap=True)
+    lines = _table("GiB", label="one GPU")
     lines.add_column("", overflow="fold")
     for label, size, note in _lines(plan):
         lines.add_row(Text(label), f"{size / GIB:,.2f}", Text(note, style="dim"))
     console.print(lines)
     # Then the requests that fit, by their length.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("tokens a request", "GiB each", "at once", "whole", "needs utilisation"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table("tokens a request", "GiB each", "at once", "whole", "needs utilisation")
     layout = plan.budget.layout
     for length in lengths:
         share = _share(plan, length)
@@ -100,6 +104,19 @@ def print_plan(plan: Plan, lengths: Sequence[int], console: "Console") -> None:
         console.print(Text(line))
     if not plan.options.cuda_graph_gib:
         console.print(Text(NO_GRAPHS, style="dim"))
+
+
+def _table(*figures: str, label: str | None = None) -> "Table":
+    """Make a table with columns of figures, after a column of text if it has a `label`."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if label is not None:
+        table.add_column(label, no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def _title(plan: Plan) -> str:
@@ -122,18 +139,12 @@ def _title(plan: Plan) -> str:
 def _lines(plan: Plan) -> list[tuple[str, float, str]]:
     budget, options = plan.budget, plan.options
     tokens = budget.pool_tokens(plan.max_model_len)
+    share = f"{options.gpu_memory_utilization:g} of {plan.gpu.gib:.2f}"
+    step = f"{options.max_num_batched_tokens:,} tokens or {options.max_num_seqs:,} sequences"
     rows = [
-        (
-            "requested memory",
-            budget.requested,
-            f"{options.gpu_memory_utilization:g} of {plan.gpu.gib:.2f}",
-        ),
+        ("requested memory", budget.requested, share),
         ("- weights", budget.weights, plan.shape.weights_source),
-        (
-            "- activation peak",
-            budget.activation,
-            f"{options.max_num_batched_tokens:,} tokens or {options.max_num_seqs:,} sequences",
-        ),
+        ("- activation peak", budget.activation, step),
         ("- outside torch", budget.non_torch, "driver, libraries, NCCL"),
     ]
     if (room := options.adapters) is not None:
@@ -159,3 +170,41 @@ def _limits(plan: Plan) -> list[str]:
         f"Out of memory below utilisation {share:.2f} for one request of {longest:,} tokens, the "
         "longest context."
     ]
+
+
+def print_check(check: CacheCheck, tolerance: float, near: bool, console: "Console") -> None:
+    """Print the memory parts side by side, the cache, and whether it is within the tolerance."""
+    from rich.text import Text
+
+    version = f", vLLM {printable(check.log.version)}" if check.log.version else ""
+    title = f"{printable(check.plan.shape.name)} on {printable(check.plan.gpu.name)}{version}"
+    console.print(Text(title, style="bold"))
+    table = _table("computed", "logged", "error", label="")
+    # The parts of the memory budget. A relative error below 0.5 GiB would be rounding.
+    for name, predicted, logged in parts(check):
+        size = predicted / GIB
+        error = NONE if not logged or logged < 0.5 else f"{(size / logged - 1) * 100:+.1f} %"
+        text = NONE if logged is None else f"{logged:.2f}"
+        table.add_row(_LABELS[name], f"{size:.2f}", text, error)
+    table.add_row(
+        "tokens, from the configuration",
+        f"{check.predicted_tokens:,}",
+        f"{check.actual_tokens:,}",
+        f"{check.error * 100:+.1f} %",
+    )
+    notes = [f"note: {note}" for note in check.notes]
+    # The logged GiB check the arithmetic apart from the memory model.
+    if check.low_blocks is not None:
+        off = check.bytes_error or 0.0
+        notes.insert(0, "The blocks are a range because the logged GiB have two decimals.")
+        table.add_row(
+            "blocks, from the logged GiB",
+            f"{check.low_blocks:,} to {check.high_blocks:,}",
+            f"{check.actual_blocks:,}",
+            "exact" if check.exact else f"{off * 100:+.1f} %",
+        )
+    console.print(table)
+    for note in notes:
+        console.print(Text(note, style="dim"))
+    word, style = ("within", "bold green") if near else ("beyond", "bold red")
+    console.print(Text(f"{word} {tolerance:g} %", style=style))

@@ -48,9 +48,7 @@ class CacheCheck:
     @property
     def exact(self) -> bool | None:
         """True if the actual blocks fit the logged GiB. None if no GiB are logged."""
-        if self.low_blocks is None or self.high_blocks is None:
-            return None
-        return self.low_blocks <= self.actual_blocks <= self.high_blocks
+        return None if self.bytes_error is None else self.bytes_error == 0
 
     @property
     def bytes_error(self) -> float | None:
@@ -184,10 +182,8 @@ def _logged_range(log: StartLog, plan: Plan) -> tuple[int | None, int | None]:
         return blocks, blocks
     if log.available_gib is None or (log.blocks or log.tokens) is None:
         return None, None
-    return (
-        layout.blocks_in((log.available_gib - _ROUNDING_GIB) * GIB),
-        layout.blocks_in((log.available_gib + _ROUNDING_GIB) * GIB),
-    )
+    low, high = log.available_gib - _ROUNDING_GIB, log.available_gib + _ROUNDING_GIB
+    return layout.blocks_in(low * GIB), layout.blocks_in(high * GIB)
 
 
 def _actual_blocks(log: StartLog, plan: Plan) -> int:
