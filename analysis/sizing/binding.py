@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.analysis.sizing.floor import alone
+from forebay.analysis.sizing.floor import alone, usable_tokens
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Simulated
 
@@ -47,7 +47,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     config = scenario.engine
     times = config.server_times()
     longest = config.context - 1
-    pool = config.kv_budget.pool_tokens(config.context) - config.block_tokens
+    pool = usable_tokens(config)
     # Times when a request enters and leaves an engine, and the time of all prefills alone.
     changes: list[tuple[float, int, SimOutcome]] = []
     prefill_s = ended_s = 0.0

@@ -2,13 +2,11 @@
 
 import shlex
 import sys
-from pathlib import Path
-from typing import Any
 
 from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
 from forebay.replay.engine.flags import ModelFlags
 from forebay.traces.ground.command_line.command import new_app
-from forebay.traces.ground.command_line.messages import talk
+from forebay.traces.ground.command_line.messages import print_json, talk
 from forebay.traces.ground.command_line.options import takes_options
 
 HELP = """Find the least number of GPUs that meets latency targets, by simulating the proxy and its
@@ -75,6 +73,9 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
         drawn = (
             curves(users, scenario, targets, run, sizes=sizes, seed=arguments.seed) if sizes else []
         )
+    from forebay.replay.results.folder import make_folder
+    from forebay.traces.ground.whole_file import json_bytes, whole_file
+
     # Write the files, and print the answer as data or as text.
     origin = provenance(answer, shlex.join(["forebay", "size", *_words()]))
     price = cost(answer, arguments.price_per_gpu_hour, arguments.gpu_watts)
@@ -85,14 +86,18 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
             for c in drawn
         ]
     if arguments.out is not None:
-        _write(arguments.out / RESULTS, _encoded(data))
+        files = {RESULTS: json_bytes(data)}
         if drawn:
             engine = scenario.engine
             label = f"Users against GPUs, {engine.model_spec.name} on {engine.gpu_spec.name}"
-            _write(arguments.out / PLOT, draw(drawn, label).encode())
+            files[PLOT] = draw(drawn, label).encode()
+        make_folder(arguments.out)
+        for name, content in files.items():
+            with whole_file(arguments.out / name) as file:
+                file.write(content)
         talk(f"wrote {arguments.out}")
     if arguments.as_json:
-        sys.stdout.write(_encoded(data).decode())
+        print_json(data)
         return
     from rich.console import Console
 
@@ -102,18 +107,3 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
 def _words() -> list[str]:
     words = sys.argv[1:]
     return words[1:] if words[:1] == ["size"] else words
-
-
-def _encoded(data: dict[str, Any]) -> bytes:
-    import orjson
-
-    return orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def _write(path: Path, data: bytes) -> None:
-    from forebay.replay.results.folder import make_folder
-    from forebay.traces.ground.whole_file import whole_file
-
-    make_folder(path.parent)
-    with whole_file(path) as file:
-        file.write(data)

@@ -47,6 +47,11 @@ def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -
     return Alone(requests[-1].first_token_s - start, requests[-1].finished_s - start)
 
 
+def usable_tokens(config: EngineConfig) -> int:
+    """Return the tokens of the KV cache without the one block that vLLM keeps free."""
+    return config.kv_budget.pool_tokens(config.context) - config.block_tokens
+
+
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:
     """Seconds for a token of each of `sequences` requests that decode with `context` tokens.
 

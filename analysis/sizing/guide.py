@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 
 from forebay.analysis.charts.users_and_gpus import Curve
 from forebay.analysis.sizing.binding import Binding, binding
 from forebay.analysis.sizing.floor import alone, check_floor
-from forebay.analysis.sizing.judge import FleetJudgement
+from forebay.analysis.sizing.judge import FleetJudgement, JudgedWindow
 from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
-from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, ask, search
+from forebay.analysis.sizing.search import LeastCount, Question, ask, search
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import DOCUMENT, Users
@@ -29,14 +30,6 @@ SHARES = (0.25, 0.5, 1.0, 1.5)  # points of a curve, as multiples of --users
 GUESSED_BUSY = 0.75  # utilisation at the first count tried; affects only the search time
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """The least GPUs of the first seed with one thing changed, None if no number is enough."""
-
-    what: str
-    gpus: int | None
-
-
 @dataclass(frozen=True)
 class SizingAnswer:
     """The result of `size`.
@@ -46,7 +39,8 @@ class SizingAnswer:
         range: lowest and highest least count of the seeds.
         around: the judgement of every seed at `gpus` and the counts next to it.
         binding: the scarce resource; None if one GPU is enough.
-        base: the least count of the first seed, with which `variants` compare.
+        base: the least count of the first seed.
+        variants: that count with one thing changed, by the change. None: no number is enough.
     """
 
     question: Question
@@ -57,7 +51,17 @@ class SizingAnswer:
     binding: Binding | None
     naive: list[Naive]
     base: int
-    variants: list[Variant]
+    variants: dict[str, int | None]
+
+    @property
+    def gpus_per_server(self) -> int:
+        """Return the GPUs of one engine. The counts of an answer are engines."""
+        return self.question.scenario.engine.tensor_parallel_size
+
+    @property
+    def paid_gpus(self) -> int:
+        """Return the GPUs of all engines, one spare included."""
+        return (self.gpus + 1) * self.gpus_per_server
 
 
 def window_for(
@@ -144,24 +148,20 @@ def size(
     counts = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
     guess = counts[0].gpus
     later = [run.start(search, (replace(question, seed=seed), guess, most)) for seed in seeds[2:]]
-    changed = _variants(question) if sensitivity else []
-    futures = [run.start(_vary, (variant, counts[0])) for _, variant in changed]
+    changed = _variants(question) if sensitivity else {}
+    varied = {what: run.start(_vary, (other, counts[0])) for what, other in changed.items()}
     counts += [future.result() for future in later]
     gpus, around = _around(run, question, counts)
-    bound = _binding(run, around, gpus, question)
     return SizingAnswer(
         question=question,
         seeds=tuple(seeds),
         gpus=gpus,
         range=(min(count.gpus for count in counts), max(count.gpus for count in counts)),
         around=around,
-        binding=bound,
+        binding=_binding(run, around, gpus, question),
         naive=formulas(scenario.engine, users, targets, gpus),
         base=counts[0].gpus,
-        variants=[
-            Variant(what, future.result())
-            for (what, _), future in zip(changed, futures, strict=True)
-        ],
+        variants={what: future.result() for what, future in varied.items()},
     )
 
 
@@ -170,16 +170,13 @@ def _around(
 ) -> tuple[int, dict[int, list[FleetJudgement]]]:
     """The least count that all seeds meet, and the judgements at it, one fewer and one more."""
     judgements = {
-        (count.question.seed, gpus): j for count in least for gpus, j in count.asked.items()
+        (gpus, count.question.seed): j for count in least for gpus, j in count.asked.items()
     }
-    seeds = [count.question.seed for count in least]
-    gpus = max(count.gpus for count in least)
+    seeds, gpus = [count.question.seed for count in least], max(count.gpus for count in least)
     while True:
         counts = [count for count in (gpus - 1, gpus, gpus + 1) if count]
-        _add_missing(
-            run, question, [(seed, count) for count in counts for seed in seeds], judgements
-        )
-        around = {count: [judgements[seed, count] for seed in seeds] for count in counts}
+        _add_missing(run, question, list(product(counts, seeds)), judgements)
+        around = {count: [judgements[count, seed] for seed in seeds] for count in counts}
         # With one more GPU, requests may be placed less luckily, so that a seed fails again.
         if all(judgement.met for judgement in around[gpus]):
             return gpus, around
@@ -192,9 +189,9 @@ def _add_missing(
     pairs: Sequence[tuple[int, int]],
     judgements: dict[tuple[int, int], FleetJudgement],
 ) -> None:
-    """Simulate every (seed, GPUs) of `pairs` without a judgement, and add it to `judgements`."""
+    """Simulate every (GPUs, seed) of `pairs` without a judgement, and add it to `judgements`."""
     missing = [key for key in pairs if key not in judgements]
-    jobs = [(replace(question, seed=seed), count) for seed, count in missing]
+    jobs = [(replace(question, seed=seed), count) for count, seed in missing]
     judgements.update(zip(missing, run.all(ask, jobs), strict=True))
 
 
@@ -227,9 +224,8 @@ def _binding(
 def _with_slots(question: Question, slots: int) -> Question:
     scenario = question.scenario
     engine = replace(scenario.engine, max_num_seqs=max(slots, scenario.engine.seqs))
-    backend = BackendConfig(
-        url="http://127.0.0.1:1", max_concurrency=slots
-    )  # only max_concurrency is used
+    # Only max_concurrency of the backend is used.
+    backend = BackendConfig(url="http://127.0.0.1:1", max_concurrency=slots)
     proxy = scenario.proxy.model_copy(update={"backends": (backend,)})
     return replace(question, scenario=replace(scenario, engine=engine, proxy=proxy))
 
@@ -245,31 +241,24 @@ def sharing_takes_minutes(question: Question) -> bool:
     return not question.scenario.engine.kv_budget.layout.one_kind
 
 
-def _variants(question: Question) -> list[tuple[str, Question]]:
+def _variants(question: Question) -> dict[str, Question]:
     users, scenario = question.users, question.scenario
-    variants: list[tuple[str, Question]] = []
-
-    def people(what: str, **changed: float) -> None:
-        other = replace(users, **changed)  # type: ignore[arg-type]
-        variants.append((what, replace(question, users=other)))
-
+    people: dict[str, Users] = {}
     if users.document_share:
         if users.shared > 0:
-            people("no document shared", shared=0.0)
+            people["no document shared"] = replace(users, shared=0.0)
         if users.shared < 1 and not sharing_takes_minutes(question):
-            people(f"all questions about {users.documents} shared documents", shared=1.0)
+            what = f"all questions about {users.documents} shared documents"
+            people[what] = replace(users, shared=1.0)
     for cv in (2.0, 3.0):
         if users.cv != cv:
-            people(f"bursts: CV {cv:g} of arrival gaps", cv=cv)
+            people[f"bursts: CV {cv:g} of arrival gaps"] = replace(users, cv=cv)
+    variants = {what: replace(question, users=others) for what, others in people.items()}
     if scenario.engine.batched_tokens > 2048 >= scenario.engine.seqs:
         smaller = replace(scenario.engine, max_num_batched_tokens=2048)
-        variants.append(
-            (
-                "chunks of 2,048 tokens",
-                replace(question, scenario=replace(scenario, engine=smaller)),
-            )
-        )
-    variants.append(("twice the KV cache (fp8 KV)", _with_kv(question, 2)))
+        small = replace(question, scenario=replace(scenario, engine=smaller))
+        variants["chunks of 2,048 tokens"] = small
+    variants["twice the KV cache (fp8 KV)"] = _with_kv(question, 2)
     return variants
 
 
@@ -326,10 +315,9 @@ def curves(
         searches: list[Future[LeastCount]] = []
         why = ""
         try:
-            jobs = []
-            for count in counts:
-                population = replace(users, users=count, document_tokens=Fixed(tokens))
-                jobs.append(question_of(population, scenario, targets, None, seed))
+            length = Fixed(tokens)
+            sized = [replace(users, users=count, document_tokens=length) for count in counts]
+            jobs = [question_of(people, scenario, targets, None, seed) for people in sized]
             for job in jobs:
                 searches.append(run.start(search, job))
         except InputError as error:

@@ -24,6 +24,22 @@ from forebay.traces.ground.schema import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedWindow:
+    """Seconds of arrivals. Only requests of `judged_s` count, and load continues after them."""
+
+    warmup_s: float
+    judged_s: float
+    cooldown_s: float = 10.0
+
+    @property
+    def total_s(self) -> float:
+        return self.warmup_s + self.judged_s + self.cooldown_s
+
+    def counts(self, arrival_s: float) -> bool:
+        return self.warmup_s <= arrival_s < self.warmup_s + self.judged_s
+
+
+@dataclass(frozen=True, slots=True)
 class Attained:
     """One target: `good` of `count` requests met it. `value_s` is the measured percentile."""
 
@@ -92,18 +108,12 @@ class FleetJudgement:
 
 
 def judge(
-    simulated: Simulated,
-    targets: Sequence[LatencyTarget],
-    *,
-    seed: int,
-    from_s: float,
-    to_s: float,
-    until_s: float,
+    simulated: Simulated, targets: Sequence[LatencyTarget], window: JudgedWindow, seed: int
 ) -> FleetJudgement:
-    """Judge the arrivals from `from_s` to `to_s`. Arrivals continued until `until_s`."""
+    """Judge the arrivals that count."""
     table = Table(simulated)
     # Requests of the warm-up and the cool-down do not count.
-    inside = (table.arrival_s >= from_s) & (table.arrival_s < to_s)
+    inside = np.array([window.counts(arrival_s) for arrival_s in table.arrival_s], dtype=np.bool_)
     kinds = np.array([class_of(outcome.request) for outcome in simulated.outcomes], dtype=object)
     served = [outcome for outcome in simulated.outcomes if outcome.served]
     prompts = sum(outcome.request.input_tokens for outcome in served)
@@ -125,7 +135,7 @@ def judge(
         ),
         classes=classes,
         tpot_p95_s=_quantile(_samples(table, "tpot", inside), 0.95),
-        usage=usage(simulated, until_s),
+        usage=usage(simulated, window.total_s),
         hit_ratio=sum(outcome.cached_tokens for outcome in served) / prompts if prompts else 0.0,
         preemptions=simulated.preemptions,
         cpu_s=simulated.cpu_s,
@@ -139,11 +149,10 @@ class Misses:
         self,
         targets: Sequence[LatencyTarget],
         trace: Sequence[TraceRequest],
-        from_s: float,
-        to_s: float,
+        window: JudgedWindow,
     ) -> None:
-        self._from_s, self._to_s = from_s, to_s
-        kinds = [class_of(row) for row in trace if from_s <= row.arrival_s < to_s]
+        self._window = window
+        kinds = [class_of(row) for row in trace if window.counts(row.arrival_s)]
         # A percentile lets a share of its samples miss. A request whose time is undefined is no
         # sample. It is counted all the same, so a simulation may end late, but never too early.
         self._left = {
@@ -154,7 +163,7 @@ class Misses:
     def decide(self, outcome: SimOutcome) -> bool:
         """Count a request that has ended. True if a target is lost."""
         row = outcome.request
-        if not self._from_s <= row.arrival_s < self._to_s:
+        if not self._window.counts(row.arrival_s):
             return False
         kind = class_of(row)
         for target in self._left:
@@ -191,11 +200,3 @@ def _attained(table: Table, target: LatencyTarget, chosen: NDArray[np.bool_]) ->
     values = _samples(table, target.metric, chosen)
     good = int((values <= target.limit_s).sum())
     return Attained(target, good, len(values), _quantile(values, target.share))
-
-
-def pooled(judged: Sequence[FleetJudgement], which: int) -> tuple[int, int]:
-    """Good and all requests over several seeds, for target number `which`."""
-    return (
-        sum(judgement.attained[which].good for judgement in judged),
-        sum(judgement.attained[which].count for judgement in judged),
-    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp
 
-from forebay.analysis.sizing.floor import Alone, alone, decode_step_s
+from forebay.analysis.sizing.floor import Alone, alone, decode_step_s, usable_tokens
 from forebay.analysis.sizing.targets import LatencyTarget
 from forebay.analysis.sizing.workload import DOCUMENT, Users
 from forebay.proxy.config.backends import MAX_CONCURRENCY
@@ -29,12 +29,7 @@ class Demand:
     prompt: float
     output: float
     alone: Alone
-    prefill_s: float
-    decode_s: float
-
-    @property
-    def gpu_s(self) -> float:
-        return self.prefill_s + self.decode_s
+    gpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +60,13 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
         context = prompt + output / 2
         batch = _batch(config, context)
         decode_s = output * decode_step_s(config, batch, context) / batch
-        costs.append(Demand(kind, rate, mean, output, cold, prefill_s, decode_s))
+        costs.append(Demand(kind, rate, mean, output, cold, prefill_s + decode_s))
     return costs
 
 
 def _batch(config: EngineConfig, context: float) -> int:
     """The most requests that decode together, limited by slots and KV cache."""
-    pool = config.kv_budget.pool_tokens(config.context) - config.block_tokens
-    return max(1, min(MAX_CONCURRENCY, config.seqs, int(pool / context)))
+    return max(1, min(MAX_CONCURRENCY, config.seqs, int(usable_tokens(config) / context)))
 
 
 def erlangs(classes: Sequence[Demand]) -> float:
@@ -86,9 +80,8 @@ def formulas(
     """KV cache only, utilisation at 100 % and 70 %, and M/M/c."""
     classes = demands(config, users)
     offered = erlangs(classes)
-    mmc = _mmc(classes, targets)
     return [
-        Naive("KV cache only", _kv_only(config, classes), _why_kv(simulated, config, classes)),
+        _kv_only(config, classes, offered, simulated),
         Naive(
             "utilisation 100 %",
             max(1, ceil(offered)),
@@ -104,32 +97,28 @@ def formulas(
         ),
         Naive(
             "M/M/c",
-            mmc,
+            _mmc(classes, targets),
             "one queue, one request per GPU, exponential service times: ignores batching, decode"
             " steps slowed by prefills (TPOT), and two kinds of requests 100x apart",
         ),
     ]
 
 
-def _kv_only(config: EngineConfig, classes: Sequence[Demand]) -> int:
+def _kv_only(
+    config: EngineConfig, classes: Sequence[Demand], offered: float, simulated: int
+) -> Naive:
     """Tokens in use at once (Little's law: rate x time alone x tokens) over the KV cache."""
     tokens = sum(
         demand.rate_per_s * demand.alone.end_s * (demand.prompt + demand.output)
         for demand in classes
     )
-    pool = config.kv_budget.pool_tokens(config.context) - config.block_tokens
-    return max(1, ceil(tokens / pool))
-
-
-def _why_kv(simulated: int, config: EngineConfig, classes: Sequence[Demand]) -> str:
-    needed, offered = _kv_only(config, classes), erlangs(classes)
+    needed = max(1, ceil(tokens / usable_tokens(config)))
+    why = "counts every prompt in full; shared documents are stored once"
     if needed < offered:
-        return "the requests would fit in memory, but their prefills need the compute of more GPUs"
-    if needed <= simulated:
-        return (
-            "counts each request as alone on a GPU; together they take longer and use more memory"
-        )
-    return "counts every prompt in full; shared documents are stored once"
+        why = "the requests would fit in memory, but their prefills need the compute of more GPUs"
+    elif needed <= simulated:
+        why = "counts each request as alone on a GPU; together they take longer and use more memory"
+    return Naive("KV cache only", needed, why)
 
 
 def erlang_c(servers: int, offered: float) -> float:

@@ -1,14 +1,14 @@
 """Print the result of `size` on a terminal, or as JSON."""
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from importlib.metadata import version
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.sizing.guide import SizingAnswer, Validation, sharing_takes_minutes
-from forebay.analysis.sizing.judge import FleetJudgement, pooled
+from forebay.analysis.sizing.judge import FleetJudgement
 from forebay.analysis.statistics.intervals import wilson
 from forebay.analysis.statistics.units import numbered
 
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 HOURS_A_MONTH = 730.0
 HOUR_S = 3600.0
+NOT_SIMULATED = (
+    "not simulated: all documents shared. With layers that keep part of a context it takes minutes."
+    " Ask with --shared 1."
+)
 
 
 def _fleet(answer: SizingAnswer) -> str:
     """Name the servers and their GPUs."""
-    gpu, each = answer.question.scenario.engine.gpu_spec.name, gpus_per_server(answer)
+    gpu, each = answer.question.scenario.engine.gpu_spec.name, answer.gpus_per_server
     if each == 1:
         return f"{answer.gpus} x {gpu}"
     return f"{numbered(answer.gpus, 'server')} of {each} x {gpu} ({answer.gpus * each} GPUs)"
@@ -56,35 +60,20 @@ def cost(
 ) -> dict[str, float] | None:
     """Price and energy of the GPUs, one spare included. None without a price and watts."""
     figures: dict[str, float] = {}
+    users, tokens_per_s = answer.question.users, answer.question.users.output_tokens_per_s()
     if price_per_gpu_hour is not None:
-        figures |= _price(answer, price_per_gpu_hour)
+        hourly = price_per_gpu_hour * answer.paid_gpus
+        figures = {
+            "price_per_gpu_hour": price_per_gpu_hour,
+            "per_hour": hourly,
+            "per_month": hourly * HOURS_A_MONTH,
+            "per_request": hourly / (users.rate_per_s * HOUR_S),
+            "per_million_output_tokens": hourly * 1e6 / (tokens_per_s * HOUR_S),
+        }
     if gpu_watts is not None:
-        tokens_per_s = answer.question.users.output_tokens_per_s()
         figures["gpu_watts"] = gpu_watts
-        figures["joules_per_output_token"] = gpu_watts * paid_gpus(answer) / tokens_per_s
+        figures["joules_per_output_token"] = gpu_watts * answer.paid_gpus / tokens_per_s
     return figures or None
-
-
-def _price(answer: SizingAnswer, price_per_gpu_hour: float) -> dict[str, float]:
-    users = answer.question.users
-    hourly = price_per_gpu_hour * paid_gpus(answer)
-    return {
-        "price_per_gpu_hour": price_per_gpu_hour,
-        "per_hour": hourly,
-        "per_month": hourly * HOURS_A_MONTH,
-        "per_request": hourly / (users.rate_per_s * HOUR_S),
-        "per_million_output_tokens": hourly * 1e6 / (users.output_tokens_per_s() * HOUR_S),
-    }
-
-
-def gpus_per_server(answer: SizingAnswer) -> int:
-    """Return the GPUs of one engine. The counts of an answer are engines."""
-    return answer.question.scenario.engine.tensor_parallel_size
-
-
-def paid_gpus(answer: SizingAnswer) -> int:
-    """Return the GPUs of all engines, one spare included."""
-    return (answer.gpus + 1) * gpus_per_server(answer)
 
 
 def closest(answer: SizingAnswer) -> str:
@@ -108,25 +97,23 @@ def as_json(
 ) -> dict[str, Any]:
     """All figures of the terminal as plain data. null stands for 'never'."""
     return {
-        "recommended_gpus": answer.gpus * gpus_per_server(answer),
-        "with_one_spare": paid_gpus(answer),
+        "recommended_gpus": answer.gpus * answer.gpus_per_server,
+        "with_one_spare": answer.paid_gpus,
         "servers": answer.gpus,
-        "gpus_per_server": gpus_per_server(answer),
+        "gpus_per_server": answer.gpus_per_server,
         "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
-        "binding": answer.binding
-        and {"resource": answer.binding.resource, "why": answer.binding.why},
+        "binding": answer.binding,
         "closest": None if answer.binding else closest(answer),
         "around": {str(count): [_judged(j) for j in js] for count, js in answer.around.items()},
-        "formulas": [{"name": n.name, "gpus": n.gpus, "why": n.why} for n in answer.naive],
+        "formulas": answer.naive,
         "sensitivity": {
             "seed": answer.seeds[0],
             "nothing_changed": answer.base,
-            "gpus": {variant.what: variant.gpus for variant in answer.variants},
+            "gpus": answer.variants,
         },
         "window_s": {
-            "warmup": answer.question.window.warmup_s,
-            "judged": answer.question.window.judged_s,
-            "cooldown": answer.question.window.cooldown_s,
+            part: getattr(answer.question.window, f"{part}_s")
+            for part in ("warmup", "judged", "cooldown")
         },
         "cost": price,
         "validation": check
@@ -151,9 +138,7 @@ def _judged(judgement: FleetJudgement) -> dict[str, Any]:
             kind: {
                 "count": c.count,
                 "refused": c.rejected,
-                "ttft_p50_s": _finite(c.p50_s),
-                "ttft_p95_s": _finite(c.p95_s),
-                "ttft_p99_s": _finite(c.p99_s),
+                **{f"ttft_{p}": _finite(getattr(c, p)) for p in ("p50_s", "p95_s", "p99_s")},
             }
             for kind, c in judgement.classes.items()
         },
@@ -176,7 +161,7 @@ def _cost_lines(answer: SizingAnswer, price: dict[str, float]) -> list[str]:
     lines = []
     if "per_hour" in price:
         lines.append(
-            f"cost of {numbered(paid_gpus(answer), 'GPU')}: {price['per_hour']:,.2f} per hour, "
+            f"cost of {numbered(answer.paid_gpus, 'GPU')}: {price['per_hour']:,.2f} per hour, "
             f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
             f"{price['per_request']:.4g} per request, "
             f"{price['per_million_output_tokens']:,.2f} per million output tokens"
@@ -198,112 +183,103 @@ def print_answer(
 ) -> None:
     from rich.text import Text
 
+    def show(lines: Sequence[str], style: str = "") -> None:
+        for line in lines:
+            console.print(Text(line, style=style))
+
     engine, users = answer.question.scenario.engine, answer.question.users
     targets = answer.question.targets
     low, high = answer.range
     spread = f"{low}" if low == high else f"{low} to {high}"
     error = engine.known_error()
-    console.print(
-        Text(
-            f"{_fleet(answer)} for {engine.model_spec.name}; "
-            f"{answer.gpus + 1} to survive the loss of one{f'; {error}' if error else ''}",
-            style="bold",
-        )
+    title = (
+        f"{_fleet(answer)} for {engine.model_spec.name}; "
+        f"{answer.gpus + 1} to survive the loss of one{f'; {error}' if error else ''}"
     )
+    show([title], "bold")
     # The answer's terms: traffic, targets, certainty and the scarce resource.
+    scarce = answer.binding
     lines = [
         f"{users.users:,} users, each with a question every {users.think_s:g} s, "
         f"{users.document_share:.0%} with a document, {users.shared:.0%} of those shared",
         f"targets: {', '.join(str(target) for target in targets)}",
         f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed decides; "
         f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
+        f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}",
     ]
-    scarce = answer.binding
-    lines.append(
-        f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}"
-    )
-    lines += _cost_lines(answer, price or {})
-    for line in lines:
-        console.print(Text(line))
+    show([*lines, *_cost_lines(answer, price or {})])
     console.print(_around_table(answer))
-    for line in _certainty(answer):
-        console.print(Text(line))
+    show(_certainty(answer))
     console.print(_naive_table(answer))
     if answer.variants:
         console.print(_variants_table(answer))
         if sharing_takes_minutes(answer.question):
-            console.print(
-                Text(
-                    "not simulated: all documents shared. With layers that keep part of a "
-                    "context it takes minutes. Ask with --shared 1."
-                )
-            )
+            show([NOT_SIMULATED])
     if check:
-        for line in validation_lines(check, answer.question.unit):
-            console.print(Text(line))
+        show(validation_lines(check, answer.question.unit))
     # The last lines name the source of the step times, and repeat the answer.
     calibration = origin["calibration"]
     remark, source = calibration["remark"] or "", f"measured on {calibration['gpu']}"
     words = remark if source in remark else "; ".join(filter(None, (source, remark)))
-    for line in (
-        f"step times: {words} (details: --json)",
-        f"{origin['command']}   seeds {', '.join(map(str, answer.seeds))}; "
-        f"forebay {origin['versions']['forebay']}, Python {origin['versions']['python']}, "
-        f"{origin['engine']}",
-    ):
-        console.print(Text(line, style="dim"))
+    show(
+        [
+            f"step times: {words} (details: --json)",
+            f"{origin['command']}   seeds {', '.join(map(str, answer.seeds))}; "
+            f"forebay {origin['versions']['forebay']}, Python {origin['versions']['python']}, "
+            f"{origin['engine']}",
+        ],
+        "dim",
+    )
 
 
-def _table() -> "Table":
+def _table(title: str, *headings: str, no_wrap: bool = False) -> "Table":
+    """Make a table whose first column has text, and the others figures."""
     from rich import box
     from rich.table import Table
 
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-
-
-def _around_table(answer: SizingAnswer) -> "Table":
-    table = _table()
-    table.add_column(f"worst of {numbered(len(answer.seeds), 'seed')}", no_wrap=True)
-    names = {-1: "N-1", 0: "N", 1: "N+1"}
-    for count in answer.around:
-        fleet = numbered(count, answer.question.unit)
-        table.add_column(f"{names[count - answer.gpus]}: {fleet}", justify="right")
-    for label, *cells in _around_rows(answer):
-        table.add_row(label, *cells)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(title, no_wrap=no_wrap)
+    for heading in headings:
+        table.add_column(heading, justify="right")
     return table
 
 
-def _around_rows(answer: SizingAnswer) -> Iterator[list[str]]:
-    columns = list(answer.around.values())
+def _around_table(answer: SizingAnswer) -> "Table":
+    names = {-1: "N-1", 0: "N", 1: "N+1"}
+    table = _table(
+        f"worst of {numbered(len(answer.seeds), 'seed')}",
+        *(
+            f"{names[count - answer.gpus]}: {numbered(count, answer.question.unit)}"
+            for count in answer.around
+        ),
+        no_wrap=True,
+    )
+    # All columns have the same labels.
+    columns = [_figures(answer, judged) for judged in answer.around.values()]
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns))
+    return table
 
-    def row(label: str, cell: Callable[[list[FleetJudgement]], str]) -> list[str]:
-        return [label, *(cell(judged) for judged in columns)]
 
-    yield row("seeds that met all targets", lambda js: f"{sum(j.met for j in js)} of {len(js)}")
+def _figures(answer: SizingAnswer, judged: list[FleetJudgement]) -> dict[str, str]:
+    """Return the figures of one count of servers, by label."""
+    figures = {"seeds that met all targets": f"{sum(j.met for j in judged)} of {len(judged)}"}
     for which, target in enumerate(answer.question.targets):
-        yield row(
-            f"within {target}",
-            lambda js, which=which: (
-                min(  # type: ignore[misc]
-                    (j.attained[which] for j in js), key=lambda attained: attained.share or 0.0
-                ).shown
-            ),
-        )
+        worst = min((j.attained[which] for j in judged), key=lambda attained: attained.share or 0.0)
+        figures[f"within {target}"] = worst.shown
     # The worst seed decides, so percentiles are the maximum over the seeds.
-    for kind in columns[0][0].classes:
-        for mark in ("p50_s", "p95_s", "p99_s"):
-            yield row(
-                f"{kind} TTFT {mark[:-2]}, s",
-                lambda js, kind=kind, mark=mark: _shown(  # type: ignore[misc]
-                    max(getattr(j.classes[kind], mark) for j in js)
-                ),
-            )
+    for kind in answer.around[answer.gpus][0].classes:
+        for mark in ("p50", "p95", "p99"):
+            worst_s = max(getattr(j.classes[kind], f"{mark}_s") for j in judged)
+            figures[f"{kind} TTFT {mark}, s"] = _shown(worst_s)
     # Times over all seeds end the table.
-    yield row("TPOT p95, ms", lambda js: _shown(max(j.tpot_p95_s for j in js) * 1e3))
-    yield row("rejected, all seeds", lambda js: f"{sum(j.rejected for j in js):,}")
-    yield row("busy, mean", lambda js: f"{fmean(j.busy for j in js):.0%}")
-    yield row("KV cache in use, mean", lambda js: f"{fmean(j.usage.kv_mean for j in js):.0%}")
-    yield row("prompt tokens cached", lambda js: f"{fmean(j.hit_ratio for j in js):.0%}")
+    return figures | {
+        "TPOT p95, ms": _shown(max(j.tpot_p95_s for j in judged) * 1e3),
+        "rejected, all seeds": f"{sum(j.rejected for j in judged):,}",
+        "busy, mean": f"{fmean(j.busy for j in judged):.0%}",
+        "KV cache in use, mean": f"{fmean(j.usage.kv_mean for j in judged):.0%}",
+        "prompt tokens cached": f"{fmean(j.hit_ratio for j in judged):.0%}",
+    }
 
 
 def _shown(value: float) -> str:
@@ -311,12 +287,12 @@ def _shown(value: float) -> str:
 
 
 def _certainty(answer: SizingAnswer) -> list[str]:
-    judged = answer.around[answer.gpus]
     intervals = []
-    for which, target in enumerate(answer.question.targets):
-        good, count = pooled(judged, which)
-        low, high = wilson(good, count)
-        intervals.append(f"{target.name} {count:,} requests, {low:.1%} to {high:.1%}")
+    # The seeds' results of one target after another.
+    for seeds in zip(*(judged.attained for judged in answer.around[answer.gpus]), strict=True):
+        count = sum(attained.count for attained in seeds)
+        low, high = wilson(sum(attained.good for attained in seeds), count)
+        intervals.append(f"{seeds[0].target.name} {count:,} requests, {low:.1%} to {high:.1%}")
     window = answer.question.window
     return [
         f"at {numbered(answer.gpus, answer.question.unit)}, share within target over all seeds, "
@@ -326,9 +302,7 @@ def _certainty(answer: SizingAnswer) -> list[str]:
 
 
 def _naive_table(answer: SizingAnswer) -> "Table":
-    table = _table()
-    table.add_column("formula", no_wrap=True)
-    table.add_column(f"{answer.question.unit}s", justify="right")
+    table = _table("formula", f"{answer.question.unit}s", no_wrap=True)
     table.add_column("why it differs from the simulation", overflow="fold")
     for formula in answer.naive:
         table.add_row(formula.name, "-" if formula.gpus is None else str(formula.gpus), formula.why)
@@ -336,15 +310,11 @@ def _naive_table(answer: SizingAnswer) -> "Table":
 
 
 def _variants_table(answer: SizingAnswer) -> "Table":
-    table = _table()
-    table.add_column(f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})")
-    table.add_column(f"{answer.question.unit}s", justify="right")
-    table.add_column("change", justify="right")
-    for variant in answer.variants:
-        change = "" if variant.gpus is None else f"{variant.gpus - answer.base:+d}"
-        table.add_row(
-            variant.what, "not met" if variant.gpus is None else str(variant.gpus), change
-        )
+    title = f"what if (seed {answer.seeds[0]} only; unchanged: {answer.base})"
+    table = _table(title, f"{answer.question.unit}s", "change")
+    for what, gpus in answer.variants.items():
+        cells = ("not met", "") if gpus is None else (str(gpus), f"{gpus - answer.base:+d}")
+        table.add_row(what, *cells)
     return table
 
 

@@ -9,26 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from forebay.analysis.sizing.judge import FleetJudgement, Misses, judge
+from forebay.analysis.sizing.judge import FleetJudgement, JudgedWindow, Misses, judge
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workload import Users
 from forebay.analysis.statistics.units import numbered
 from forebay.replay.sim.scenario import Enough, Scenario, simulate
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedWindow:
-    """Seconds of arrivals. Only requests of `judged_s` count, and load continues after them."""
-
-    warmup_s: float
-    judged_s: float
-    cooldown_s: float = 10.0
-
-    @property
-    def total_s(self) -> float:
-        return self.warmup_s + self.judged_s + self.cooldown_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +41,13 @@ class Question:
     def ask(self, gpus: int) -> FleetJudgement:
         """Simulate `gpus` GPUs. Raises InputError if a target has no request to judge."""
         window, trace = self.window, _trace(self.users, self.seed, self.window.total_s)
-        from_s, to_s = window.warmup_s, window.warmup_s + window.judged_s
 
         def new_enough() -> Enough:
-            return Misses(self.targets, trace, from_s, to_s).decide
+            return Misses(self.targets, trace, window).decide
 
         scenario = replace(self.scenario, gpus=gpus)
-        judged = judge(
-            simulate(trace, scenario, new_enough if self.decides else None),
-            self.targets,
-            seed=self.seed,
-            from_s=from_s,
-            to_s=to_s,
-            until_s=window.total_s,
-        )
+        simulated = simulate(trace, scenario, new_enough if self.decides else None)
+        judged = judge(simulated, self.targets, window, self.seed)
         for attained in judged.attained:
             if not attained.count:
                 raise InputError(

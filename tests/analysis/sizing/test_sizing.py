@@ -17,9 +17,9 @@ from forebay.analysis.sizing import guide
 from forebay.analysis.sizing.binding import Usage, binding
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.guide import curves
-from forebay.analysis.sizing.judge import judge
+from forebay.analysis.sizing.judge import JudgedWindow, judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
-from forebay.analysis.sizing.search import JudgedWindow, LeastCount, Question, least_gpus
+from forebay.analysis.sizing.search import LeastCount, Question, least_gpus
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import Users, class_of
@@ -185,7 +185,7 @@ def test_a_refused_request_took_forever_and_the_ends_are_not_judged() -> None:
     refused = sum(outcome.reject is not None for outcome in simulated.outcomes)
     assert 0 < refused < 8
     targets = parse_targets("document.ttft_p50=1m,document.ttft_p99=1m,tpot_p99=10s")
-    judged = judge(simulated, targets, seed=0, from_s=0.0, to_s=50.0, until_s=100.0)
+    judged = judge(simulated, targets, JudgedWindow(0, 50, 50), 0)
     assert "chat" not in judged.classes
     assert judged.classes["document"].rejected == judged.rejected == refused
     assert judged.classes["document"].p99_s == inf
@@ -199,9 +199,7 @@ def test_usage_counts_a_common_document_once() -> None:
     users = Users(users=1, document_share=1.0, document_tokens=Fixed(51_200), shared=1.0)
     first, second = replace(users, documents=1).requests(0, 120.0)
     together = [replace(first, arrival_s=0.0), replace(second, arrival_s=0.001)]
-    judged = judge(
-        simulate(together, Scenario(LLAMA, 1)), (), seed=0, from_s=0.0, to_s=9.0, until_s=9.0
-    )
+    judged = judge(simulate(together, Scenario(LLAMA, 1)), (), JudgedWindow(0, 9, 0), 0)
     pool = (LLAMA.num_blocks() - 1) * 16
     assert judged.usage.kv_peak == pytest.approx((51_200 + 2 * (64 + 128)) / pool)
     assert judged.usage.seats_peak == 2
@@ -211,9 +209,7 @@ def test_usage_counts_a_common_document_once() -> None:
 def test_a_target_without_requests_is_not_met() -> None:
     rows = [TraceRequest("c", 1.0, 100, 10)]
     targets = parse_targets("document.ttft_p99=1ms")
-    judged = judge(
-        simulate(rows, Scenario(LLAMA, 1)), targets, seed=0, from_s=0.0, to_s=9.0, until_s=9.0
-    )
+    judged = judge(simulate(rows, Scenario(LLAMA, 1)), targets, JudgedWindow(0, 9, 0), 0)
     (one,) = judged.attained
     assert (one.share, one.shown, one.met) == (None, "–", False)
     assert not judged.met
