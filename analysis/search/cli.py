@@ -293,13 +293,12 @@ def search_command(
 
 
 def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
-    import orjson
     from rich.console import Console
 
     from forebay.analysis.search.result import curve_plot, curve_table
-    from forebay.traces.ground.whole_file import whole_file
+    from forebay.traces.ground.whole_file import json_bytes, whole_file
 
-    data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    data = json_bytes(result.as_json())
     # The folder gets the result even if a terminal shows it too.
     if folder is not None:
         for name, content in (("result.json", data), ("curve.svg", curve_plot(result).encode())):

@@ -165,40 +165,33 @@ def _warnings(
 ) -> list[str]:
     # A trace that is too short proves nothing at a high rate, or leaves the answer wide.
     sentences = []
-    short = [
-        point for point in points if point.met is None and question.too_short(point.rate_per_s)
-    ]
+    unsure = [point for point in points if point.met is None]
+    short = next((point for point in unsure if question.too_short(point.rate_per_s)), None)
+    wide = (1 + question.resolution) ** 1.5
     if short:
         sentences.append(
-            f"from {short[0].rate_per_s:g}/s on the trace's {len(question.rows):,} requests are "
+            f"from {short.rate_per_s:g}/s on the trace's {len(question.rows):,} requests are "
             f"over in less than {question.least_s:g} s (20 times the longest target), which proves "
             "nothing; make a longer one: forebay traces fit, then synth model"
         )
-    elif (
-        highest
-        and fails
-        and fails.rate_per_s > highest.rate_per_s * ((1 + question.resolution) ** 1.5)
-    ):
+    elif highest and fails and fails.rate_per_s > highest.rate_per_s * wide:
         sentences.append(
             f"between {highest.rate_per_s:g} and {fails.rate_per_s:g}/s the requests are too few "
             "to decide; give more with --requests or --parts"
         )
-        sentences += _undecided(points, question)
+        sentences += _undecided(unsure, question)
     # No load is proven, or the client may have been the limit.
     if highest is None:
-        sentences += _unproven(points)
-    for point in points:
-        if point.doubt and point.met is not True:
-            sentences.append(
-                f"at {point.rate_per_s:g}/s this client, not the server, may be the limit "
-                f"({point.doubt})"
-            )
-    return sentences
+        sentences += _unproven(unsure)
+    return sentences + [
+        f"at {point.rate_per_s:g}/s this client, not the server, may be the limit ({point.doubt})"
+        for point in points
+        if point.doubt and point.met is not True
+    ]
 
 
-def _undecided(points: Sequence[CurvePoint], question: SearchQuestion) -> list[str]:
+def _undecided(unsure: Sequence[CurvePoint], question: SearchQuestion) -> list[str]:
     """Explain why the undecided load with most requests is undecided."""
-    unsure = [point for point in points if point.met is None]
     if not unsure:
         return []
     point = max(unsure, key=lambda candidate: candidate.judged)
@@ -213,9 +206,9 @@ def _undecided(points: Sequence[CurvePoint], question: SearchQuestion) -> list[s
     ]
 
 
-def _unproven(points: Sequence[CurvePoint]) -> list[str]:
+def _unproven(unsure: Sequence[CurvePoint]) -> list[str]:
     """Explain why loads at which no request missed its targets are not proven."""
-    all_met = [point for point in points if point.met is None and point.attainment == 1]
+    all_met = [point for point in unsure if point.attainment == 1]
     if not all_met:
         return []
     best = max(all_met, key=lambda point: point.effective)
@@ -254,10 +247,10 @@ def curve_plot(result: SearchResult) -> str:
     share = Axis("share of requests that met their targets", lambda v: f"{v:.0%}", log=False)
     panels = [Panel([Series("attainment", met, met)], loads, share, note, key_left=True)]
     latency = []
-    for name, column in (("TTFT p50", "ttft_p50_s"), ("TTFT p99", "ttft_p99_s")):
-        points = [(p.rate_per_s, getattr(p, column)) for p in result.points if getattr(p, column)]
-        if points:
-            latency.append(Series(name, points, points))
+    for mark in ("p50", "p99"):
+        times = [(p.rate_per_s, getattr(p, f"ttft_{mark}_s")) for p in result.points]
+        if points := [(load, time_s) for load, time_s in times if time_s]:
+            latency.append(Series(f"TTFT {mark}", points, points))
     if latency:
         panels.append(Panel(latency, loads, Axis("time"), note, key_left=True))
     return document(*panels)

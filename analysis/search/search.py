@@ -16,27 +16,19 @@ from typing import Any
 import orjson
 
 from forebay.analysis.search.bracket import Bracket, bracket
-from forebay.analysis.search.evidence import (
-    WARM_UP_SHARE,
-    Evidence,
-    pooled_evidence,
-    z_of_looks,
-)
+from forebay.analysis.search.evidence import WARM_UP_SHARE, Evidence, pooled_evidence, z_of_looks
 from forebay.analysis.search.trial import TrialMaker, TrialRow
 from forebay.replay.plan.slo import SESSION, Slo
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
-from forebay.traces.ground.whole_file import whole_file
+from forebay.traces.ground.whole_file import json_bytes, whole_file
 
 TRIALS, QUESTION = "trials.jsonl", "search.json"
 WIDEST = 1024.0
 """A search gives up when every load from its start to this many times more, or less, is alike."""
-
-
 LEAST_GIVEN_UP = 8
 """Parts of a load after which it is given up if the rest could not decide it either."""
 MOST_TOLD = 1e7
-
 TARGETS_OF_PART = 20.0
 """A part lasts at least this multiple of the longest latency target. Work that arrives faster than
 it is done waits longer and longer: 5 % too much is a target late after 20 targets, not before."""
@@ -166,7 +158,7 @@ class LoadSearch:
         if self._folder is None:
             return 0
         trials, question = self._folder / TRIALS, self._folder / QUESTION
-        text = orjson.dumps(about, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        text = json_bytes(about)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if trials.exists() and question.exists():
