@@ -13,12 +13,7 @@ import typer
 from forebay.replay.engine.hardware.gpu_memory import find_gpu_memory
 from forebay.replay.fleet.commands import make_plan
 from forebay.replay.fleet.gpu.gpus import Gpu, choose_gpus, found_gpus, parse_indexes
-from forebay.replay.fleet.gpu.vllm_install import (
-    NEWEST,
-    VllmInstall,
-    find_vllm,
-    listed_flags,
-)
+from forebay.replay.fleet.gpu.vllm_install import NEWEST, VllmInstall, find_vllm, listed_flags
 from forebay.replay.fleet.options import DIR, FleetOptions, Folder
 from forebay.replay.fleet.plan import FleetPlan
 from forebay.replay.fleet.proxy_file import NEEDS_EXTRA, proxy_yaml

@@ -96,9 +96,7 @@ def _flags(s: FleetPlan) -> dict[str, str | int | float | None]:
         "--served-model-name": options.served_model_name or s.profile.served_name,
         "--max-model-len": s.context,
         "--hf-overrides": _yarn(s.profile, s.context, s.install.release),
-        "--tensor-parallel-size": options.tensor_parallel_size
-        if options.tensor_parallel_size > 1
-        else None,
+        "--tensor-parallel-size": ranks if (ranks := options.tensor_parallel_size) > 1 else None,
         "--quantization": options.quantization,
         "--kv-cache-dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
         "--enable-lora": options.enable_lora,

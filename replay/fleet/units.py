@@ -86,11 +86,8 @@ def _compose(plan: FleetPlan, folder: Path) -> str:
 def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any]:
     """Return the service of a server. It has the host's network, as a proxy on the host needs."""
     variables = {name: value for name, value in server.environment.items() if name != VISIBLE}
-    folders = {
-        str(folder),
-        str(Path(server.environment["VLLM_CACHE_ROOT"]).parent),
-        str(Path.home() / ".cache" / "huggingface"),
-    }
+    models = str(Path.home() / ".cache" / "huggingface")
+    folders = {str(folder), str(Path(server.environment["VLLM_CACHE_ROOT"]).parent), models}
     if Path(plan.profile.repository).is_dir():
         folders.add(plan.profile.repository)
     devices = {
@@ -102,7 +99,7 @@ def _service(plan: FleetPlan, server: ServerPlan, folder: Path) -> dict[str, Any
         "image": IMAGE.format(version=plan.install.version.partition("+")[0]),
         "entrypoint": ["vllm", "serve"],
         "command": list(server.command[2:]),
-        "environment": {**variables, "HF_HOME": str(Path.home() / ".cache" / "huggingface")},
+        "environment": {**variables, "HF_HOME": models},
         "network_mode": "host",
         "ipc": "host",
         "volumes": [f"{path}:{path}" for path in sorted(folders)],
