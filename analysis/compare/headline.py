@@ -243,6 +243,7 @@ def _answered(comparison: Comparison) -> ComparisonRow:
 
 def _single(side: RunFigures) -> list[str]:
     """Sentences on a single run, bucket by bucket."""
+    # One sentence a bucket.
     points = []
     for bucket, figures in side.of.items():
         if bucket is None:
@@ -263,6 +264,7 @@ def _single(side: RunFigures) -> list[str]:
             f"{', '.join(percentiles) or (longest if figures.answered else NONE)}; "
             f"{answered if joint else f'{shown.count:,} values'}."
         )
+    # One on the whole run.
     whole = side.of[None]
     if whole.goodput_per_s is not None:
         text = f"Goodput {rates([whole.goodput_per_s])[0]}"

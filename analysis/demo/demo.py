@@ -123,12 +123,14 @@ def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> lis
         "cache-aware": "cache_aware",
         "forebay": Config().routing,
     }
+    # Each router plays the same requests.
     engine = replace(fleet.config(), time_scale=1.0)
     workload, slos = SimWorkload(trace=rows), default_slos(DEFAULT_BUCKETS)
     results = [
         run_case(SweepCase({"router": name}, Scenario(engine, fleet.count, policy), workload, slos))
         for name, policy in routers.items()
     ]
+    # The table needs rich, which JSON does without.
     if show:
         from rich.console import Console
 

@@ -269,6 +269,7 @@ def search_command(
     from forebay.replay.plan.source import TraceSource
     from forebay.traces.ground.command_line.messages import talk
 
+    # Flags of the engine are for simulated ones.
     arguments.check()
     flags = engines.of_model()
     if flags and not arguments.simulated:

@@ -168,11 +168,13 @@ class Stream:
 
     async def relay(self) -> web.StreamResponse:
         """Send the stream on to the client, from its first event to its end."""
+        # The client may have an open response already: heartbeats came before the first event.
         outgoing = self._opening.close() if self._opening is not None else None
         if outgoing is None:
             outgoing = web.StreamResponse(status=self.status, headers=self._all_headers())
         elif self._ready.startswith(BYTE_ORDER_MARK):
             del self._ready[: len(BYTE_ORDER_MARK)]  # the stream does not begin here
+        # A client that leaves ends the stream, and each way out closes the backend's response.
         with self._watchdog.watching(self._incoming, self._response) as watch:
             try:
                 watch.writing_since = self._clock()

@@ -216,6 +216,14 @@ class RunTotals:
                 good = self._good_of_task.setdefault(row.task, Counter())
             good[row.bucket] += 1
 
+    def _good_by_bucket(self, tasks_s: Mapping[str, float]) -> Counter[str]:
+        """Return the requests within all targets. Those of a task count if it ended in time."""
+        by_bucket = self._good.copy()
+        for task, in_time in self._good_of_task.items():
+            if tasks_s[task] <= self._session_limit_s:
+                by_bucket += in_time
+        return by_bucket
+
     def summary(
         self,
         totals: Mapping[str, Total],
@@ -242,10 +250,7 @@ class RunTotals:
         lost = lost or (self.lengths.judge() if exact else None)
         judged = lost or self.lateness.judge(closed=closed)
         tasks_s = self._tasks.seconds()
-        by_bucket = self._good.copy()
-        for task, in_time in self._good_of_task.items():
-            if tasks_s[task] <= self._session_limit_s:
-                by_bucket += in_time
+        by_bucket = self._good_by_bucket(tasks_s)
         good = by_bucket.total()
         seen = self._seen()
         cached = self._cached_tokens if self._cached_known else None
@@ -278,9 +283,7 @@ class RunTotals:
             "verdict": judged.word,
             "verdict_reason": judged.reason,
             "verdict_at_s": judged.at_s,
-            "warnings": [
-                line for line in self.lengths.warnings(exact=exact) if line != judged.reason
-            ],
+            "warnings": [w for w in self.lengths.warnings(exact=exact) if w != judged.reason],
             "late_arrivals": self.lateness.late,
             "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
             "reject_ms": {

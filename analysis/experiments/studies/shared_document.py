@@ -138,6 +138,7 @@ class SharedDocumentStudy(Study):
 
     async def row(self, load: tuple[Way, str]) -> Row:
         """The row of a phase. Cold counts users with a cache hit of less than half the document."""
+        # Without cached tokens nobody knows who was cold.
         way, phase = load
         played = self.played[way.name][phase]
         answered = played.answered
@@ -146,6 +147,7 @@ class SharedDocumentStudy(Study):
                 f"--target {way.about.name}: does not report cached tokens; start vLLM with "
                 "--enable-prompt-tokens-details"
             )
+        # Times, and the KV cache at its fullest.
         times = ttfts(answered)
         most = max(kv_use(way, played.samples), key=lambda use: use.total, default=None)
         shared = -(-self.document_tokens // BLOCK_TOKENS) * BLOCK_TOKENS

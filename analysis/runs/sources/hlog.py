@@ -55,18 +55,16 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
         InputError: no line is an interval.
     """
     # Comments have the times and the unit. A line that is no interval is counted.
-    stamps: dict[str, float] = {}
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    comments = [line for _, line in lines if line.startswith("#")]
+    found = (_STAMP.match(line) for line in comments)
+    stamps = {match[1].lower(): float(match[2]) for match in found if match}
+    ours = any(line.startswith("#[microseconds;") for line in comments)
     intervals: list[Interval] = []
     bad: list[str] = []
     tags: set[str] = set()
-    ours = False
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
-        if line.startswith("#"):
-            ours |= line.startswith("#[microseconds;")
-            if match := _STAMP.match(line):
-                stamps[match[1].lower()] = float(match[2])
-        elif line and not line.startswith('"'):
+    for number, line in lines:
+        if line and not line.startswith(("#", '"')):
             try:
                 intervals.append(_interval(line))
             except ValueError as error:
@@ -81,10 +79,7 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
         raise InputError(f"{path}: holds no interval of a histogram log{why}")
     if intervals[0].start_s > MILLISECONDS:  # Go's library: both ends, until November 2025
         notes.append("stamps are read as the start and the end of an interval, in milliseconds")
-        intervals = [
-            replace(each, start_s=each.start_s / 1e3, length_s=(each.length_s - each.start_s) / 1e3)
-            for each in intervals
-        ]
+        intervals = _of_milliseconds(intervals)
     if not all(-YEAR_S < each.start_s <= MILLISECONDS for each in intervals):
         raise InputError(f"{path}: a stamp is no time in seconds; correct the log")
     # Stamps may count from the file's start or from 1970.
@@ -92,6 +87,14 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
     moved = [replace(interval, start_s=interval.start_s + shift) for interval in intervals]
     unit_name, stated = (unit, "--unit") if unit else _unit(intervals, ours)
     return HistogramLog(moved, start, unit_name, f"values are {NAMES[unit_name]} ({stated})", notes)
+
+
+def _of_milliseconds(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return intervals in seconds, of stamps that are both ends in milliseconds."""
+    return [
+        replace(each, start_s=each.start_s / 1e3, length_s=(each.length_s - each.start_s) / 1e3)
+        for each in intervals
+    ]
 
 
 def _interval(line: str) -> Interval:

@@ -354,11 +354,7 @@ class Planner:
         pool, block_size, tokens = self.pool, self.block_size, request.tokens
         hits, shared, in_free, path = self.pool.find(request)
         computed = max(hits * block_size, request.loaded)
-        count = tokens - computed
-        if 0 < cap < count:
-            count = cap
-        if count > request.cap:
-            count = request.cap
+        count = min(tokens - computed, request.cap, cap if cap > 0 else tokens)
         if count > budget:
             if not self._chunked:
                 return 0

@@ -1,7 +1,7 @@
 """Mode observe forecasts what mode shape does with the same trace.
 
-Within three points, and eight for sessions above capacity: there the traffic keeps the caches of the
-engines full, and answers take longer than they would if it were shaped.
+Within three points, and eight for sessions above capacity: there the traffic keeps the caches of
+the engines full, and answers take longer than they would if it were shaped.
 """
 
 from dataclasses import replace

@@ -202,6 +202,7 @@ def _has_prompts(head: Head) -> bool:
 )
 def prompts(row: SourceRow, options: ReadOptions) -> TraceRequest:
     """Read a prompt a row, with lengths if the row has them, as in vLLM's data sets."""
+    # The prompt: messages, or a text behind its document.
     fields: dict[str, Any] = {}
     if row.get("messages") is not None:
         fields["messages"] = message_list(row.get("messages"))

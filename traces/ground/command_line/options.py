@@ -146,11 +146,10 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     deferred = set()
     for name, parameter in signature.parameters.items():
         kind = parameter.annotation  # of the object, or of a function that makes it
-        if get_origin(kind) is Callable:
+        if (origin := get_origin(kind)) in (Callable, Annotated):
             kind = get_args(kind)[1]
+        if origin is Callable:
             deferred.add(name)
-        elif get_origin(kind) is Annotated:
-            kind = get_args(kind)[1]
         if is_dataclass(kind):
             kinds[name] = kind
 
@@ -170,11 +169,7 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     # Typer reads the options from the signature.
     shown: dict[str, inspect.Parameter] = {}
     for name, parameter in signature.parameters.items():
-        kind = kinds.get(name)
-        group = [parameter]
-        if kind is not None:
-            group = _options_of(kind)
-        for each in group:
+        for each in _options_of(kinds[name]) if name in kinds else [parameter]:
             shown.setdefault(each.name, each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     called.__signature__ = inspect.Signature([*shown.values()])  # type: ignore[attr-defined]
     called.__annotations__ = {name: parameter.annotation for name, parameter in shown.items()}
