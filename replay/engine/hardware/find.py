@@ -20,61 +20,34 @@ from forebay.replay.engine.hardware.hf_weights import (
 )
 from forebay.replay.engine.hardware.kv_layout import ModelShape
 from forebay.replay.engine.hardware.layers import PLAIN
-from forebay.replay.engine.hardware.specs import (
-    A100_40GB,
-    A100_80GB,
-    B200,
-    H100_SXM,
-    H200_NVL,
-    H200_SXM,
-    L40S,
-    LLAMA_3_8B,
-    MI300X,
-    PHI_3_MINI,
-    QWEN_2_5_14B,
-    RTX_4090,
-    GpuSpec,
-    ModelSpec,
-)
+from forebay.replay.engine.hardware.specs import GPUS, MODELS, GpuSpec, ModelSpec
 from forebay.traces.ground.command_line.options import same_named
 from forebay.traces.ground.errors import InputError
 
-_MODELS = {
-    "phi3mini": PHI_3_MINI,
-    "phi3mini128k": PHI_3_MINI,
-    "phi3": PHI_3_MINI,
-    "llama38b": LLAMA_3_8B,
-    "llama318b": LLAMA_3_8B,
-    "llama3": LLAMA_3_8B,
-    "metallama38b": LLAMA_3_8B,
-    "metallama318b": LLAMA_3_8B,
-    "qwen2514b": QWEN_2_5_14B,
-    "qwen14b": QWEN_2_5_14B,
-    "qwen25": QWEN_2_5_14B,
+_OTHER_NAMES = {
+    "phi-3-mini-128k": "phi3 phi3mini",
+    "llama-3-8b": "llama3 llama318b metallama38b metallama318b",
+    "qwen2.5-14b": "qwen25 qwen14b",
+    "h200-sxm": "h200 h200sxm5",
+    "h100-sxm": "h100 h100sxm5 h10080gbhbm3",
+    "a100-80gb": "a100 a100sxm80gb a100sxm480gb",
+    "a100-40gb": "a100sxm40gb a100sxm440gb",
+    "b200": "b200sxm",
+    "rtx-4090": "4090",
 }
-_GPUS = {
-    "h200": H200_SXM,
-    "h200sxm": H200_SXM,
-    "h200sxm5": H200_SXM,
-    "h200nvl": H200_NVL,
-    "h100": H100_SXM,
-    "h100sxm": H100_SXM,
-    "h100sxm5": H100_SXM,
-    "h10080gbhbm3": H100_SXM,
-    "l40s": L40S,
-    "a100": A100_80GB,
-    "a10080gb": A100_80GB,
-    "a100sxm80gb": A100_80GB,
-    "a100sxm480gb": A100_80GB,
-    "a10040gb": A100_40GB,
-    "a100sxm40gb": A100_40GB,
-    "a100sxm440gb": A100_40GB,
-    "b200": B200,
-    "b200sxm": B200,
-    "rtx4090": RTX_4090,
-    "4090": RTX_4090,
-    "mi300x": MI300X,
-}
+"""Further plain names of models and GPUs."""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _names(name: str) -> tuple[str, ...]:
+    return _plain(name), *_OTHER_NAMES.get(name, "").split()
+
+
+_MODELS = {name: model for model in MODELS for name in _names(model.name)}
+_GPUS = {name: gpu for gpu in GPUS for name in _names(gpu.name)}
 
 
 def find_model(name: str, *, stretches_yarn: bool = False) -> ModelSpec:
@@ -121,7 +94,7 @@ def _published_model(key: str, stretches_yarn: bool) -> ModelSpec:
 
 def model_names() -> list[str]:
     """Return the names of all models that are known without a config.json."""
-    names = {model.name for model in _MODELS.values()}
+    names = {model.name for model in MODELS}
     names |= {str(fields.get("_name_or_path")) for fields in _published().values()}
     return sorted(names, key=str.lower)
 
@@ -199,14 +172,10 @@ def find_gpu(name: str) -> GpuSpec:
         return read_gpu(Path(name))
     spec = _GPUS.get(_gpu_key(name))
     if spec is None:
-        names = ", ".join(sorted({gpu.name for gpu in _GPUS.values()}))
+        names = ", ".join(sorted(gpu.name for gpu in GPUS))
         raise InputError(
             f"--gpu {name}: no such GPU; the simulated ones are {names} (h200 means "
             "h200-sxm); or give a file of name, peak_flops, bandwidth, memory_gib, "
             "multiprocessors: gpu.json"
         )
     return spec
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

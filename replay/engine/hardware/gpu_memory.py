@@ -6,18 +6,8 @@ The KV-cache arithmetic needs nothing else of a GPU. `specs.py` has the GPUs wit
 import re
 from dataclasses import dataclass
 
-from forebay.replay.engine.hardware.specs import (
-    A100_40GB,
-    A100_80GB,
-    B200,
-    GIB,
-    H100_SXM,
-    H200_NVL,
-    H200_SXM,
-    L40S,
-    MI300X,
-    RTX_4090,
-)
+from forebay.replay.engine.hardware.specs import GIB
+from forebay.replay.engine.hardware.specs import GPUS as TIMED
 from forebay.traces.ground.errors import InputError
 
 
@@ -49,17 +39,14 @@ class GpuMemory:
         return self.gib >= 70 and "a100" not in self.name
 
 
+_NAMED_BY_SIZE = {"h100-sxm": "h100-80gb"}
+*_OTHERS, _RTX_4090 = (
+    GpuMemory(_NAMED_BY_SIZE.get(gpu.name, gpu.name), gpu.memory_gib) for gpu in TIMED
+)
 GPUS = (
-    GpuMemory(H200_SXM.name, H200_SXM.memory_gib),
-    GpuMemory(H200_NVL.name, H200_NVL.memory_gib),
-    GpuMemory(B200.name, B200.memory_gib),
-    GpuMemory(MI300X.name, MI300X.memory_gib),
-    GpuMemory("h100-80gb", H100_SXM.memory_gib),
-    GpuMemory(A100_80GB.name, A100_80GB.memory_gib),
-    GpuMemory(A100_40GB.name, A100_40GB.memory_gib),
-    GpuMemory(L40S.name, L40S.memory_gib),
+    *_OTHERS,
     GpuMemory("rtx-pro-6000", 101_976_440_832 / GIB),  # LLMServingSim, meta.json of Llama-3.1-8B
-    GpuMemory(RTX_4090.name, RTX_4090.memory_gib),
+    _RTX_4090,
     GpuMemory("rtx-3090", 23.58),  # start-up logs in vllm-project/vllm#10517
 )
 _BY_NAME = {re.sub(r"[^a-z0-9]|rtx|gb", "", gpu.name): gpu for gpu in GPUS}

@@ -67,15 +67,12 @@ def shape_of(
     kinds = layer_kinds(fields)
     layers, mlps = _counts(fields, kinds)
     longest = _max_model_len(fields, stretches_yarn)
-    chunk = _chunk(fields)
-    window, sliding = (
-        (chunk, _chunked(fields, layers, kinds))
-        if chunk
-        else _sliding(fields, layers, longest, kinds)
-    )
+    windows = _windows(fields, layers, longest, kinds)
     full, near = read_heads(fields, heads, kv_heads, head_dim)
     state = read_state(fields, kinds) if kinds else None
-    mixers = Mixers(layers, sliding, full, near, latent, state, read_index(fields, layers))
+    mixers = Mixers(
+        layers, windows["sliding_layers"], full, near, latent, state, read_index(fields, layers)
+    )
     # The size of the weights, as given or by counting parameters.
     if weights_gib is None:
         size, source = weight_bytes(fields, mixers, mlps)
@@ -92,11 +89,7 @@ def shape_of(
         vocab=fields.needed("vocab_size"),
         max_model_len=longest,
         weight_bytes=size,
-        sliding_layers=sliding,
-        sliding_window=window,
-        sliding_first=_slides_first(fields, sliding, kinds),
-        long_window=_has_long_window(fields, layers, longest, kinds),
-        chunked=chunk > 0,
+        **windows,
         latent=latent.rank + latent.rope if latent else 0,
         weights_source=source,
         kv_value_bytes=kv_value_bytes(fields),
@@ -218,15 +211,28 @@ def _rope(fields: Fields) -> dict[str, Any]:
     return nested[0] if nested and "rope_type" not in rope else rope
 
 
-def _sliding(fields: Fields, layers: int, longest: int, kinds: list[str] | None) -> tuple[int, int]:
-    """Return the window in tokens and the number of sliding layers, (0, 0) without any."""
-    window = fields.whole("sliding_window")
-    if not window or window >= longest:
-        return 0, 0
-    number = _window_layers(fields, layers, kinds)
-    if fields.model_type in _ATTEND_ONE_MORE:
+def _windows(fields: Fields, layers: int, longest: int, kinds: list[str] | None) -> dict[str, Any]:
+    """Return the fields of `ModelShape` about layers that attend to a part of the context."""
+    window = fields.whole("sliding_window") or 0
+    number = _window_layers(fields, layers, kinds) if window else 0
+    is_long = window >= longest and number == layers
+    # MiMo's key of a chunk is unused.
+    chunk = 0 if fields.get("swa_head_dim") else fields.whole("attention_chunk_size") or 0
+    if chunk:
+        window, number = chunk, _chunked(fields, layers, kinds)
+    elif window >= longest or not number:
+        window = number = 0
+    elif fields.model_type in _ATTEND_ONE_MORE:
         window += 1
-    return (window, number) if number else (0, 0)
+    # All but Qwen's models begin with a sliding layer.
+    first = kinds[0] == NEAR if kinds else number > 0 and not fields.whole("max_window_layers")
+    return {
+        "sliding_layers": number,
+        "sliding_window": window,
+        "sliding_first": first,
+        "long_window": is_long,
+        "chunked": chunk > 0,
+    }
 
 
 def _window_layers(fields: Fields, layers: int, kinds: list[str] | None) -> int:
@@ -246,26 +252,6 @@ def _window_layers(fields: Fields, layers: int, kinds: list[str] | None) -> int:
     every = fields.whole("sliding_window_pattern", "_sliding_window_pattern")
     every = every or _PATTERNS.get(fields.model_type)
     return layers - layers // every if every else layers
-
-
-def _slides_first(fields: Fields, sliding: int, kinds: list[str] | None) -> bool:
-    """Return True if the first layer is a sliding one: all but Qwen's begin with them."""
-    if kinds:
-        return kinds[0] == NEAR
-    return sliding > 0 and not fields.whole("max_window_layers")
-
-
-def _has_long_window(fields: Fields, layers: int, longest: int, kinds: list[str] | None) -> bool:
-    """Return True if all layers have a window that is not shorter than the context."""
-    window = fields.whole("sliding_window") or 0
-    return window >= longest and _window_layers(fields, layers, kinds) == layers
-
-
-def _chunk(fields: Fields) -> int:
-    """Return the tokens of a chunk that layers attend to. MiMo's key of that name is unused."""
-    if fields.get("swa_head_dim"):
-        return 0
-    return fields.whole("attention_chunk_size") or 0
 
 
 def _chunked(fields: Fields, layers: int, kinds: list[str] | None) -> int:

@@ -5,6 +5,7 @@ its size and its speed would be guesses.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from forebay.replay.engine.hardware.hf_fields import Fields, Uncounted, read_object
@@ -30,16 +31,16 @@ def weight_format(fields: Fields) -> WeightFormat:
     if read is None:
         raise _unknown(fields, f"{key}.quant_method {method!r}")
     stored = read(fields, key, config)
-    return _without_attention(stored) if _leaves_attention(fields, config) else stored
+    return replace(stored, attention_bits=16) if _leaves_attention(fields, config) else stored
 
 
 def kv_value_bytes(fields: Fields) -> int:
     """Return the bytes of a cached number with --kv-cache-dtype auto: 1 if the checkpoint asks."""
     _, config = _configuration(fields)
     scheme = config.get("kv_cache_scheme")
-    eight = isinstance(scheme, dict) and scheme.get("num_bits") == 8
-    eight = eight or scheme == "FP8"
-    return 1 if eight or str(config.get("kv_cache_quant_algo", "")).upper() == "FP8" else 2
+    bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
+    narrow = scheme == "FP8" or str(config.get("kv_cache_quant_algo", "")).upper() == "FP8"
+    return 1 if bits == 8 or narrow else 2
 
 
 def _configuration(fields: Fields) -> tuple[str, dict[str, Any]]:
@@ -110,12 +111,10 @@ def _compressed(fields: Fields, key: str, config: dict[str, Any]) -> WeightForma
 
 def _only_group(fields: Fields, key: str, config: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Return weights and activations of the groups, which all have the same weights."""
-    groups = config.get("config_groups")
-    entries = (
-        [section for section in groups.values() if isinstance(section, dict)] if groups else []
-    )
+    groups = (config.get("config_groups") or {}).values()
+    entries = [section for section in groups if isinstance(section, dict)]
     sections = [section.get("weights") for section in entries]
-    first = sections[0] if sections else None
+    first = next(iter(sections), None)
     if not isinstance(first, dict):
         raise _unknown(fields, f"{key}.config_groups")
     if any(_kind(section) != _kind(first) for section in sections):
@@ -213,9 +212,3 @@ def _leaves_attention(fields: Fields, config: dict[str, Any]) -> bool:
     layers = {name.split("layers.", 1)[-1].split(".", 1)[0] for name in names}
     wide = any("*" in name.split("self_attn", 1)[0] for name in names)
     return wide or len(layers) > (fields.whole("num_hidden_layers") or 0) / 2
-
-
-def _without_attention(stored: WeightFormat) -> WeightFormat:
-    return WeightFormat(
-        stored.name, 16, stored.linear_bits, stored.expert_bits, stored.arithmetic, stored.block
-    )

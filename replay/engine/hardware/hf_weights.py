@@ -4,8 +4,6 @@ The count follows the layers of the public model classes: Llama, Mistral, Qwen, 
 Mixtral, DeepSeek and similar ones. Small tensors of rarer families are left out.
 """
 
-from dataclasses import dataclass
-
 from forebay.replay.engine.hardware.architectures import EXPERTS, MLP, layer_kinds
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.replay.engine.hardware.hf_formats import weight_format
@@ -28,23 +26,6 @@ _CHOSEN = (
 _LLAMA_4 = "llama4_text"
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCount:
-    """Parameters by kind.
-
-    Quantisation changes all but `rest`: embeddings, head and norms.
-    """
-
-    experts: int
-    linear: int
-    attention: int
-    rest: int
-
-    @property
-    def total(self) -> int:
-        return self.experts + self.linear + self.attention + self.rest
-
-
 def weight_bytes(fields: Fields, mixers: Mixers, mlps: int) -> tuple[int, str]:
     """Return the bytes of the weights as served, and the source of the number.
 
@@ -60,15 +41,11 @@ def weight_bytes(fields: Fields, mixers: Mixers, mlps: int) -> tuple[int, str]:
             raise InputError(f"{index}: no metadata.total_size; remove the file to have it counted")
         wide = str(fields.get("torch_dtype", "dtype")) == "float32"
         return int(size) // (2 if wide else 1), f"total_size in {INDEX}"
-    count = count_parameters(fields, mixers, mlps)
+    experts, linear, attention, rest = counts = _count_parameters(fields, mixers, mlps)
     stored = weight_format(fields)
-    bits = (
-        count.experts * stored.expert_bits
-        + count.linear * stored.linear_bits
-        + count.attention * stored.attention_bits
-        + count.rest * 16
-    )
-    source = f"{count.total:,} parameters counted from config.json"
+    quantised = experts * stored.expert_bits + linear * stored.linear_bits
+    bits = quantised + attention * stored.attention_bits + rest * 16
+    source = f"{sum(counts):,} parameters counted from config.json"
     if stored.least_bits != 16:
         source += f", quantised to {stored.least_bits:g} bits"
     if fields.several_kinds:
@@ -76,8 +53,12 @@ def weight_bytes(fields: Fields, mixers: Mixers, mlps: int) -> tuple[int, str]:
     return int(bits / 8), source
 
 
-def count_parameters(fields: Fields, mixers: Mixers, mlps: int) -> ParameterCount:
-    """Count a dense or mixture-of-experts decoder (InputError: missing sizes)."""
+def _count_parameters(fields: Fields, mixers: Mixers, mlps: int) -> tuple[int, int, int, int]:
+    """Count a dense or mixture-of-experts decoder (InputError: missing sizes).
+
+    Returns the parameters of experts, of MLPs that every token takes, of attention, and the rest:
+    embeddings, head and norms, which quantisation does not change.
+    """
     hidden, kind = fields.needed("hidden_size"), fields.model_type
     # Attention and norms are in all layers. A state takes the place of attention.
     attention = sum(
@@ -88,25 +69,22 @@ def count_parameters(fields: Fields, mixers: Mixers, mlps: int) -> ParameterCoun
     # Experts, shared experts and routers are in sparse layers only.
     mixture, gated = read_mixture(fields, mlps), kind not in UNGATED
     experts = linear = routers = 0
-    dense_layers = mlps
+    dense_layers = mlps if mixture is None else mixture.dense_layers
     if mixture is not None:
-        dense_layers, sparse = mixture.dense_layers, mlps - mixture.dense_layers
+        sparse = mlps - dense_layers
         router, *products = mixture.products(hidden, gated, PLAIN)
         routers = sparse * router.weights
-        for product in products:
-            if product.experts > 1:
-                experts += sparse * product.experts * product.weights
-            else:
-                linear += sparse * product.weights
+        sizes = [(product.experts, sparse * product.weights) for product in products]
+        experts = sum(number * size for number, size in sizes if number > 1)
+        linear = sum(size for number, size in sizes if number == 1)
     # Dense layers have one MLP. A tied head has no weights of its own.
     if dense_layers:
         linear += dense_layers * (3 if gated else 2) * hidden * dense_width(fields)
-    tied = fields.get("tie_word_embeddings")
-    if tied is None:
-        tied = kind in _TIED_BY_DEFAULT
+    said = fields.get("tie_word_embeddings")
+    tied = kind in _TIED_BY_DEFAULT if said is None else said
     vocabulary = fields.needed("vocab_size") * hidden * (1 if tied else 2)
     rest = vocabulary + norms + mixers.layers * _small(fields, mixers) + routers + hidden
-    return ParameterCount(experts, linear, attention, rest)
+    return experts, linear, attention, rest
 
 
 def read_mixture(fields: Fields, layers: int) -> Mixture | None:
@@ -122,12 +100,14 @@ def read_mixture(fields: Fields, layers: int) -> Mixture | None:
     several = fields.whole("n_shared_experts", "num_shared_experts")
     if fields.model_type == _LLAMA_4:
         shared = width
-    elif wide := fields.whole("moe_shared_expert_intermediate_size"):  # Nemotron 3: of all
-        shared = wide
-    elif several:
-        shared = several * width
     else:
-        shared = fields.whole("shared_expert_intermediate_size", "shared_intermediate_size") or 0
+        wide = fields.whole("moe_shared_expert_intermediate_size")  # Nemotron 3: of all
+        shared = (
+            wide
+            or (several or 0) * width
+            or fields.whole("shared_expert_intermediate_size", "shared_intermediate_size")
+            or 0
+        )
     latent = fields.whole("moe_latent_size", "routed_expert_hidden_size") or 0
     dense = dense_width(fields) if fields.get("enable_moe_block") else 0
     return Mixture(number, chosen, width, shared, layers - sparse, latent, dense)

@@ -288,6 +288,7 @@ LLAMA_3_8B = ModelSpec(
 QWEN_2_5_14B = ModelSpec(
     "qwen2.5-14b", 48, 5120, 40, 8, 128, 13_824, 152_064, 131_072, 14_770_033_664, family="qwen2"
 )
+MODELS = PHI_3_MINI, LLAMA_3_8B, QWEN_2_5_14B
 
 # NVIDIA data sheets give sparse rates: dense is half. SXM: 1,979/2 TFLOP/s; NVL: 1,671/2 TFLOP/s.
 # Both carry 141 GB at 4.8 TB/s, of which the runtime reports 139.8 GiB, and 132 SMs.
@@ -310,3 +311,4 @@ RTX_4090 = GpuSpec("rtx-4090", 165.2e12, 1.008e12, 25_250_627_584 / GIB, 128)
 # AMD data sheet: 1,307.4 TFLOP/s dense, 5.3 TB/s, 304 compute units. Memory: torch's
 # out-of-memory messages.
 MI300X = GpuSpec("mi300x", 1307.4e12, 5.3e12, 191.98, 304)
+GPUS = H200_SXM, H200_NVL, B200, MI300X, H100_SXM, A100_80GB, A100_40GB, L40S, RTX_4090
