@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -54,7 +55,7 @@ class Generator:
         self._origin = AnswerOrigin(
             config.served_name, config.release.wheel, options.enable_prompt_tokens_details
         )
-        self._engine_ids = 0
+        self._engine_ids = count(1)  # two concurrent requests may have the same client id
 
     async def serve(self, http: web.Request, api: Api) -> web.StreamResponse:
         """Answer a request to this endpoint. An error has the form of its API."""
@@ -184,7 +185,7 @@ class Generator:
         ending = ending_of(call, generation, config.context - prompt.tokens)
         content = OutputBlocks(prompt, generation, size, call.cache_salt)
         request = EngineRequest(
-            self._engine_id(),
+            str(next(self._engine_ids)),
             prompt.tokens,
             ending.tokens,
             prompt.block_hashes(size, call.cache_salt),
@@ -199,11 +200,6 @@ class Generator:
         if isinstance(sink, TokenStream):
             sink.request = request
         return request
-
-    def _engine_id(self) -> str:
-        """Return a new id: two concurrent requests may have the same client id."""
-        self._engine_ids += 1
-        return str(self._engine_ids)
 
     def _stream(
         self, http: web.Request, call: Call, chunks: Chunks, generation: Generation

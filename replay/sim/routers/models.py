@@ -6,8 +6,10 @@ real routers. `base` is common to all models, `token_routers` has the models tha
 tokens.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf, sqrt
 from random import Random
 from typing import Final
@@ -109,13 +111,7 @@ class Ring(RouterModel):
     def around(self, request: Request) -> list[EngineView]:
         """List all engines, in the order of the ring from the position of this prompt."""
         key = str(request.blocks[0]) if request.blocks else request.id
-        at, low, high = crc32(key.encode()), 0, len(self._ring)
-        while low < high:
-            middle = (low + high) // 2
-            if self._ring[middle][0] < at:
-                low = middle + 1
-            else:
-                high = middle
+        low = bisect_left(self._ring, (crc32(key.encode()), -1))
         places: list[EngineView] = []
         for step in range(len(self._ring)):
             place = self.places[self._ring[(low + step) % len(self._ring)][1]]
@@ -215,19 +211,17 @@ class SmgCacheAware(CacheAware):
         return best
 
 
-def _queue_8() -> RouterModel:
-    return LeastConnectionsQueue(8)
-
-
-def _queue_64() -> RouterModel:
-    return LeastConnectionsQueue(64)
-
-
 ROUTER_MODELS: dict[str, tuple[Callable[[], RouterModel], str]] = {
     "least_connections": (LeastConnections, "model of nginx least_conn, HAProxy leastconn"),
     "power_of_two": (PowerOfTwo, "model of Envoy, vllm-router power_of_two"),
-    "leastconn_8": (_queue_8, "model of HAProxy leastconn, maxconn 8, queue"),
-    "leastconn_64": (_queue_64, "model of HAProxy leastconn, maxconn 64, queue"),
+    "leastconn_8": (
+        partial(LeastConnectionsQueue, 8),
+        "model of HAProxy leastconn, maxconn 8, queue",
+    ),
+    "leastconn_64": (
+        partial(LeastConnectionsQueue, 64),
+        "model of HAProxy leastconn, maxconn 64, queue",
+    ),
     "consistent_hash": (ConsistentHash, "model of nginx hash of the prompt's beginning"),
     "bounded_hash": (BoundedHash, "model of KubeAI CHWBL 1.25"),
     "cache_aware": (CacheAware, "model of sglang-router, vllm-router cache_aware"),
