@@ -116,7 +116,7 @@ class SimWay(Way):
     def __init__(self, name: str, scenario: Scenario, target: str, *, watched: bool) -> None:
         engine = scenario.engine
         about = About(target, engine.model_spec, engine.gpu_spec, engine.context)
-        pools = [Pool(engine.num_blocks(), engine.block_tokens)] * scenario.gpus
+        pools = [Pool(engine.kv_budget.blocks, engine.kv_budget.layout.block_size)] * scenario.gpus
         super().__init__(name, about, pools, max_num_seqs=engine.seqs)
         self._scenario, self._watched = scenario, watched
 

@@ -45,7 +45,7 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     """Measure the use of resources. Arrivals continued until `until_s`."""
     scenario = simulated.scenario
     config = scenario.engine
-    times = config.server_times()
+    times = config.step_constants().server_times()
     longest = config.context - 1
     pool = usable_tokens(config)
     # Times when a request enters and leaves an engine, and the time of all prefills alone.

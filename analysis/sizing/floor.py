@@ -49,7 +49,7 @@ def alone(config: EngineConfig, prompt: int, output: int = 1, cached: int = 0) -
 
 def usable_tokens(config: EngineConfig) -> int:
     """Return the tokens of the KV cache without the one block that vLLM keeps free."""
-    return config.kv_budget.pool_tokens(config.context) - config.block_tokens
+    return config.kv_budget.pool_tokens(config.context) - config.kv_budget.layout.block_size
 
 
 def decode_step_s(config: EngineConfig, sequences: int, context: float) -> float:

@@ -232,7 +232,7 @@ def _with_slots(question: Question, slots: int) -> Question:
 
 def _with_kv(question: Question, times: int) -> Question:
     engine = question.scenario.engine
-    more = replace(engine, num_gpu_blocks_override=times * engine.num_blocks())
+    more = replace(engine, num_gpu_blocks_override=times * engine.kv_budget.blocks)
     return replace(question, scenario=replace(question.scenario, engine=more))
 
 

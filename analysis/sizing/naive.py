@@ -56,7 +56,7 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
                 (1 - part) * cold.ttft_s + part * warm.ttft_s,
                 (1 - part) * cold.end_s + part * warm.end_s,
             )
-        prefill_s = cold.ttft_s - config.server_times().alone_s(prompt)
+        prefill_s = cold.ttft_s - config.step_constants().server_times().alone_s(prompt)
         context = prompt + output / 2
         batch = _batch(config, context)
         decode_s = output * decode_step_s(config, batch, context) / batch

@@ -28,7 +28,7 @@ from forebay.replay.engine.placement import (
     served_model,
     unmeasured,
 )
-from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
+from forebay.replay.engine.timing.api_server import ApiServer
 from forebay.replay.engine.timing.served import checked_by_runs, known_error
 from forebay.replay.engine.timing.speculation import (
     Speculation,
@@ -174,10 +174,6 @@ class EngineConfig(EngineFlags):
         """Return the constants with their provenance (InputError: a bad file)."""
         return calibration_for(self.calibration, self.model_spec.name, self.gpu_spec.name)
 
-    def server_times(self) -> ServerTimes:
-        """Return the times of the API server (InputError: a bad calibration file)."""
-        return self.step_constants().server_times()
-
     def api_server(self, constants: Calibration | None = None) -> ApiServer:
         """Return the API server in front of the engine, without any request.
 
@@ -305,20 +301,8 @@ class EngineConfig(EngineFlags):
         return SchedulerLimits(**values)
 
     @property
-    def block_tokens(self) -> int:
-        """Return the tokens of a KV block: --block-size, or more where the model's layers need it.
-
-        vLLM logs it as "Setting attention block size to" for a model with recurrent states.
-        """
-        return self.kv_budget.layout.block_size
-
-    def num_blocks(self) -> int:
-        """Return the number of KV blocks, the null block included."""
-        return self.kv_budget.blocks
-
-    @property
     def kv_budget(self) -> MemoryBudget:
-        """Return the memory of a GPU, its KV blocks, and their division among layers.
+        """Return the memory of a GPU, its KV blocks (the null block included), and their layout.
 
         Raises InputError for bad adapters.
         """

@@ -48,7 +48,7 @@ class EngineCore:
         self.speculation = config.speculation
         self.limits = config.limits()
         self.pool = BlockPool(
-            config.num_blocks(), uncached_first=config.release.uncached_blocks_first
+            config.kv_budget.blocks, uncached_first=config.release.uncached_blocks_first
         )
         self.scheduler = self.SCHEDULER(self.limits, self.pool)
         self.prompt_tokens = 0  # prompts of requests that produced their first token

@@ -26,7 +26,7 @@ from forebay.traces.ground.hlog import (
 )
 
 # Columns that count from the start of the run.
-_TIMES = ("intended_s", "sent_s", "first_s", "last_s", "done_s")
+TIMES = ("intended_s", "sent_s", "first_s", "last_s", "done_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _rows(place: Path, start_s: float) -> Iterator[Row]:
     for batch in file.iter_batches(batch_size=GROUP_ROWS):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             row = Row(*values)
-            for name in _TIMES if start_s else ():
+            for name in TIMES if start_s else ():
                 if (at_s := getattr(row, name)) is not None:
                     setattr(row, name, at_s + start_s)
             yield row

@@ -216,6 +216,14 @@ class RunTotals:
                 good = self._good_of_task.setdefault(row.task, Counter())
             good[row.bucket] += 1
 
+    def _due(self, ended: str) -> Counter[str]:
+        """Return the requests that count, by bucket: of a run that was stopped, those sent."""
+        return self._intended - (self._unsent if ended == INTERRUPTED else Counter())
+
+    def _warnings(self, reason: str, *, exact: bool) -> list[str]:
+        """Return the warnings beside the reason of the verdict."""
+        return [text for text in self.lengths.warnings(exact=exact) if text != reason]
+
     def _good_by_bucket(self, tasks_s: Mapping[str, float]) -> Counter[str]:
         """Return the requests within all targets. Those of a task count if it ended in time."""
         by_bucket = self._good.copy()
@@ -254,7 +262,7 @@ class RunTotals:
         good = by_bucket.total()
         seen = self._seen()
         cached = self._cached_tokens if self._cached_known else None
-        due = self._intended - (self._unsent if ended == INTERRUPTED else Counter())
+        due = self._due(ended)
         figures: dict[str, Any] = {
             "requests": self.requests,
             "completed": self.completed,
@@ -283,7 +291,7 @@ class RunTotals:
             "verdict": judged.word,
             "verdict_reason": judged.reason,
             "verdict_at_s": judged.at_s,
-            "warnings": [w for w in self.lengths.warnings(exact=exact) if w != judged.reason],
+            "warnings": self._warnings(judged.reason, exact=exact),
             "late_arrivals": self.lateness.late,
             "schedule_lag_ms": distribution_ms(self._merged(totals, "sched_lag")),
             "reject_ms": {

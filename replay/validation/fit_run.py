@@ -89,7 +89,7 @@ def predict(
     if constants is not None:
         config = replace(config, calibration=constants)
     # Requests of the same sizes and prefixes, at the measured times.
-    hashed = PromptHashes([timed.row for timed in measured], config.block_tokens)
+    hashed = PromptHashes([timed.row for timed in measured], config.kv_budget.layout.block_size)
     requests = [
         SimRequest(
             timed.row.id,

@@ -155,7 +155,7 @@ class TestFiftyUsersOfOneDocument:
         """Seconds that a hit takes alone, without its engine step."""
         constants = config.step_constants()
         admit_s = constants.admit_s + constants.admit_token_s * tokens
-        return config.server_times().alone_s(tokens) + admit_s
+        return config.step_constants().server_times().alone_s(tokens) + admit_s
 
     @pytest.mark.parametrize("system", [0, 4_096])
     def test_questions_at_once(self, system: int) -> None:

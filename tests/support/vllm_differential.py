@@ -305,7 +305,7 @@ class Theirs:
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import KVCacheConfig
 
-        size, blocks = config.block_size, config.num_blocks()
+        size, blocks = config.block_size, config.kv_budget.blocks
         vllm_config.cache_config.num_gpu_blocks = blocks
         self.ahead = config.asynchronous
         # It decides how many tokens of a window the scheduler reserves.

@@ -55,15 +55,12 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
         InputError: no line is an interval.
     """
     # Comments have the times and the unit. A line that is no interval is counted.
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    comments = [line for _, line in lines if line.startswith("#")]
-    found = (_STAMP.match(line) for line in comments)
-    stamps = {match[1].lower(): float(match[2]) for match in found if match}
-    ours = any(line.startswith("#[microseconds;") for line in comments)
+    lines = [line.strip() for line in text.splitlines()]
+    stamps, ours = _comments(lines)
     intervals: list[Interval] = []
     bad: list[str] = []
     tags: set[str] = set()
-    for number, line in lines:
+    for number, line in enumerate(lines, 1):
         if line and not line.startswith(("#", '"')):
             try:
                 intervals.append(_interval(line))
@@ -87,6 +84,14 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
     moved = [replace(interval, start_s=interval.start_s + shift) for interval in intervals]
     unit_name, stated = (unit, "--unit") if unit else _unit(intervals, ours)
     return HistogramLog(moved, start, unit_name, f"values are {NAMES[unit_name]} ({stated})", notes)
+
+
+def _comments(lines: Sequence[str]) -> tuple[dict[str, float], bool]:
+    """Return the times that comments state, and whether our own writer wrote them."""
+    comments = [line for line in lines if line.startswith("#")]
+    found = (_STAMP.match(line) for line in comments)
+    stamps = {match[1].lower(): float(match[2]) for match in found if match}
+    return stamps, any(line.startswith("#[microseconds;") for line in comments)
 
 
 def _of_milliseconds(intervals: Sequence[Interval]) -> list[Interval]:

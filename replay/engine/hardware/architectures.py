@@ -5,6 +5,7 @@ counted if it is listed, and refused otherwise.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from forebay.replay.engine.hardware.hf_fields import Fields, Uncounted
 from forebay.replay.engine.hardware.layers import Heads, Indexer, Recurrent
@@ -150,26 +151,15 @@ def layer_kinds(fields: Fields) -> list[str] | None:
     Raises:
         InputError: an unknown kind, or another number of layers.
     """
-    count, names = fields.whole("num_hidden_layers"), fields.listed("layer_types")
-    linear, pattern = fields.section("linear_attn_config"), fields.get("hybrid_override_pattern")
-    key = "layer_types"
-    if pattern or fields.get("layers_block_type"):
-        key = "hybrid_override_pattern" if pattern else "layers_block_type"
-        names = list(pattern or fields.listed("layers_block_type") or ())
-    elif linear and count:
-        full = linear.get("full_attn_layers", ())
-        names = [FULL if n + 1 in full else STATE for n in range(count)]
-    elif near := fields.listed("hybrid_layer_pattern"):
-        key, names = "hybrid_layer_pattern", [NEAR if flag else FULL for flag in near]
-    elif names is None and (every := fields.whole("full_attention_interval")) and count:
-        names = [STATE if (n + 1) % every else FULL for n in range(count)]
-    elif names is None and isinstance(every := fields.get("sliding_window_pattern"), str) and count:
-        names = [FULL if every[n % len(every)] == "G" else NEAR for n in range(count)]
+    # Kinds by their names in the file, None for an unknown one.
+    count = fields.whole("num_hidden_layers")
+    key, names = _listed_kinds(fields) or ("layer_types", _counted_kinds(fields, count or 0))
     if names is None:
         return None
-    kinds = [name if name in _KINDS.values() else _KINDS.get(name) for name in names]
-    if fields.model_type not in _COUNTED[_STATE]:
-        kinds = [None if kind == STATE else kind for kind in kinds]
+    states = fields.model_type in _COUNTED[_STATE]
+    kinds = [_KINDS.get(name, name if name in _KINDS.values() else None) for name in names]
+    kinds = [kind if states or kind != STATE else None for kind in kinds]
+    # One kind for each layer, all of them counted here.
     if None in kinds:
         raise InputError(
             f"{fields.path}: {key} holds {names[kinds.index(None)]!r}, whose state is not counted "
@@ -180,6 +170,36 @@ def layer_kinds(fields: Fields) -> list[str] | None:
             f"{fields.path}: {key} has {len(kinds)} entries, num_hidden_layers is {count}"
         )
     return [kind for kind in kinds if kind]
+
+
+def _listed_kinds(fields: Fields) -> tuple[str, list[Any]] | None:
+    """Return the key that lists a kind for each layer of a hybrid, and its list."""
+    if pattern := fields.get("hybrid_override_pattern"):
+        return "hybrid_override_pattern", list(pattern)
+    if listed := fields.listed("layers_block_type"):
+        return "layers_block_type", listed
+    if fields.section("linear_attn_config") and fields.whole("num_hidden_layers"):
+        return None
+    key = "hybrid_layer_pattern"
+    near = fields.listed(key)
+    return (key, [NEAR if flag else FULL for flag in near]) if near else None
+
+
+def _counted_kinds(fields: Fields, count: int) -> list[Any] | None:
+    """Return `layer_types`, or the kinds of `count` layers by another rule of the file."""
+    layers = range(count)
+    if count and (linear := fields.section("linear_attn_config")):
+        full = linear.get("full_attn_layers", ())
+        return [FULL if n + 1 in full else STATE for n in layers]
+    listed = fields.listed("layer_types")
+    if listed is not None or not count:
+        return listed
+    if every := fields.whole("full_attention_interval"):
+        return [STATE if (n + 1) % every else FULL for n in layers]
+    pattern = fields.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        return [FULL if pattern[n % len(pattern)] == "G" else NEAR for n in layers]
+    return None
 
 
 def read_heads(fields: Fields, heads: int, kv_heads: int, head_dim: int) -> tuple[Heads, Heads]:
@@ -207,6 +227,7 @@ def read_state(fields: Fields, kinds: list[str]) -> Recurrent | None:
     layers, first = kinds.count(STATE), kinds[0] == STATE
     if not layers:
         return None
+    # The sizes of each kind of state have keys of their own.
     if linear := fields.section("linear_attn_config"):  # Kimi Delta Attention
         heads, size = linear["num_heads"], linear["head_dim"]
         inner = heads * size

@@ -286,7 +286,7 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
         size = max(size, _whole(math.ceil(state_bytes / row), step))
         near = row
     # Layers that cache less than others have more tokens in a block of as many bytes.
-    larger = max(row, near) if full and other else row if full else near
+    larger = max([row] * bool(full) + [near] * bool(other), default=near)
     whole_blocks, near_blocks = (larger // own if larger % own == 0 else 1 for own in (row, near))
     index = index_bytes(shape, options)
     per_token = full * row + shape.sliding_layers * near + index
@@ -297,12 +297,7 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
             tokens_in_flight=options.tokens_in_flight, spare_blocks=int(shape.long_window),
         )  # fmt: skip
     # Equally many layers in each group.
-    if full and other:
-        group = min(full, other)
-        if max(full, other) < PADDED_UP_TO * group:
-            group = max(full, other)
-    else:
-        group = full + other
+    group = _group_layers(full, other)
     whole = (KvGroup(blocks=whole_blocks),) * math.ceil(full / group)
     kind = KvGroup(shape.sliding_window, chunked=shape.chunked, blocks=near_blocks)
     if state is not None:
@@ -323,6 +318,12 @@ def kv_layout(shape: ModelShape, options: KvOptions) -> KvLayout:
         state_blocks=2 + kind.exports if options.caches_prefixes else 1,
         state_bytes=layers * state_bytes,
     )
+
+
+def _group_layers(full: int, other: int) -> int:
+    """Return the layers of a group, where two kinds of layers share the KV cache."""
+    fewer, more = sorted((full, other))
+    return more if more < PADDED_UP_TO * fewer or not fewer else fewer
 
 
 def _whole(tokens: int, step: int) -> int:

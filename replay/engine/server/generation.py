@@ -174,14 +174,14 @@ class Generator:
                 last_s = loop.now()
 
     def _whole_blocks(self, call: Call) -> int:
-        size = self._config.block_tokens
+        size = self._config.kv_budget.layout.block_size
         return call.prompt.tokens // size * size if self._config.enable_prefix_caching else 0
 
     def _request(
         self, call: Call, generation: Generation, arrival_s: float, sink: Sink
     ) -> EngineRequest:
         config, prompt = self._config, call.prompt
-        size = config.block_tokens
+        size = config.kv_budget.layout.block_size
         ending = ending_of(call, generation, config.context - prompt.tokens)
         content = OutputBlocks(prompt, generation, size, call.cache_salt)
         request = EngineRequest(

@@ -139,6 +139,7 @@ def draft_of(
     Args:
         model: the draft model, for the method of that name.
     """
+    # A draft model must have the target's vocabulary.
     if speculation.method == NGRAM:
         return None
     if model is not None:
@@ -148,6 +149,7 @@ def draft_of(
                 f"{target.name} has {target.vocab:,}; give a draft of the same family"
             )
         return model
+    # A head has one layer like the target's, without states and indexer.
     mixture = target.mixture
     layer = replace(
         target,

@@ -280,6 +280,7 @@ def product_time(
     product: Product, model: ModelSpec, gpu: GpuSpec, c: Calibration
 ) -> Callable[[int], float]:
     """Return the seconds of a (rows x inputs) @ (inputs x outputs) product, by rows."""
+    # Arithmetic and bytes of a row, and the weights that a step reads once.
     width, power = model.bytes_per_value, c.roofline_power
     outputs, inputs, experts, chosen = (
         product.outputs, product.inputs, product.experts, product.chosen,
@@ -296,6 +297,7 @@ def product_time(
         compute, memory = per_row_compute * rows, weights + per_row_memory * rows
         return float((compute**power + memory**power) ** (1 / power)) + block_s
 
+    # Experts have the rates of their grouped kernels.
     if experts == 1:
         return seconds
     reached, fixed_s = experts_of(gpu, model.weights, product.bits), 0.0

@@ -38,6 +38,7 @@ class AnswerReader:
         unread: times and bytes, in turn, of network reads that are not parsed yet. Two objects,
             because the garbage collector would search pairs.
         head: the head of a stream in chunks, empty until it is parsed.
+        connecting: opens its connection.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AnswerReader:
         self._wants_whole = whole
         self._on_end = on_end
         self._connection: HttpConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self.connecting: asyncio.Task[None] | None = None
         self._chunks: ChunkedBody | None = None
         self._parser: Any = None  # parser of an answer that is not a plain stream in chunks
         self._headers: dict[str, str] = {}
@@ -71,11 +72,8 @@ class AnswerReader:
         self._forms: TokenForms | None = None  # the learned forms, while a chunk and an event begin
         self._forms_left = MOST_FORMS
 
-    def connect_by(self, task: "asyncio.Task[None]") -> None:
-        self._connecting = task
-
     def send(self, connection: HttpConnection, head: bytes, body: Sequence[bytes]) -> None:
-        self._connecting = None
+        self.connecting = None
         if self._ended:  # `give_up` was called while the connection was opened
             connection.abort()
             return
@@ -89,8 +87,8 @@ class AnswerReader:
             return
         if self.exchange.outcome != "ok":
             self.exchange.fail(self._watch.reason or "cancelled")
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self.connecting is not None:
+            self.connecting.cancel()
         self._stop(self._clock.now())
 
     def came_whole(self) -> None:
@@ -247,7 +245,7 @@ class AnswerReader:
             return True
         event = event_of(body)
         if event.error is not None:
-            self._failed(event.error)
+            exchange.fail(outcome.of_stream_error(event.error), outcome.error_words(event.error))
             return False
         if event.finish_reason == "abort":  # vLLM shutting down ends its streams cleanly
             exchange.fail("truncated")
@@ -255,10 +253,6 @@ class AnswerReader:
         if event.has_output:
             self._output(counted, answer_text(payload) if exchange.pieces is not None else "")
         return True
-
-    def _failed(self, error: dict[str, Any]) -> None:
-        """Fail for the reason in the body of a stream that began well."""
-        self.exchange.fail(outcome.of_stream_error(error), outcome.error_words(error))
 
     def _output(self, counted: int | None, text: str) -> None:
         exchange = self.exchange
@@ -296,7 +290,7 @@ class AnswerReader:
             return
         counted = _usage(event.usage, exchange) if event.usage is not None else None
         if event.error is not None:
-            self._failed(event.error)
+            exchange.fail(outcome.of_stream_error(event.error), outcome.error_words(event.error))
             return
         self._output(counted, answer_text(raw) if exchange.pieces is not None else "")
         exchange.ok()

@@ -116,7 +116,7 @@ class Client:
             task = asyncio.ensure_future(self._connect(route, reader, head, body))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
-            reader.connect_by(task)
+            reader.connecting = task
         watch.start(exchange.sent_s, exchange.events, reader.read, reader.give_up)
 
     async def _connect(

@@ -349,20 +349,23 @@ class Planner:
                 return None
         return computed
 
+    def _first_chunk(self, request: SimRequest, computed: int, budget: int, cap: int) -> int:
+        """Return the tokens of an admitted request's first step, 0 if it must wait."""
+        count = min(request.tokens - computed, request.cap, cap if cap > 0 else request.tokens)
+        if count > budget:
+            count = budget if self._chunked else 0
+        if count and self.groups is not None and self.groups.aligns:
+            count = self.groups.chunk(request, computed, count, budget)
+        return count
+
     def _admit(self, request: SimRequest, budget: int, cap: int) -> int:
         """Admit a waiting request. Returns its tokens in this step, 0 when it does not fit."""
         pool, block_size, tokens = self.pool, self.block_size, request.tokens
         hits, shared, in_free, path = self.pool.find(request)
         computed = max(hits * block_size, request.loaded)
-        count = min(tokens - computed, request.cap, cap if cap > 0 else tokens)
-        if count > budget:
-            if not self._chunked:
-                return 0
-            count = budget
-        if self.groups is not None and self.groups.aligns:
-            count = self.groups.chunk(request, computed, count, budget)
-            if not count:
-                return 0
+        count = self._first_chunk(request, computed, budget, cap)
+        if not count:
+            return 0
         # Blocks for all of its tokens must be free now, and hits in the free list use free blocks.
         spare = pool.free - self._watermark_blocks if self.running else pool.free
         if -(-tokens // block_size) - hits + in_free > spare:

@@ -53,7 +53,7 @@ class SkippingEngine:
                 f"--scheduling-policy {limits.scheduling_policy}: only fcfs can be skipped through"
             )
         self._timing = config.timing()
-        self._planner = Planner(limits, config.num_blocks(), config.kv_budget.layout)
+        self._planner = Planner(limits, config.kv_budget.blocks, config.kv_budget.layout)
         self._cohort = self._planner.cohort
         self._pool = self._planner.pool
         self._pool_block_size = limits.block_size

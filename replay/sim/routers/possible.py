@@ -75,7 +75,7 @@ class LeastPrefill:
     def __init__(self, engine: EngineConfig) -> None:
         model = engine.timing()
         full = StepWork(tokens=engine.batched_tokens, sequences=1)
-        self._times = engine.server_times()
+        self._times = engine.step_constants().server_times()
         self._token_s = model.step_s(full) / engine.batched_tokens
         self._pair_s = model.pair_s
         self._whole_s: dict[int, list[float]] = {}

@@ -77,7 +77,7 @@ def test_a_70b_in_fp8_on_two_gpus(tmp_path: Path) -> None:
     weights = 80 * (8192 * 10_240 + 8192 * 8192 + 3 * 8192 * 28_672)
     served = weights + 2 * (2 * 128_256 * 8192 + 161 * 8192)
     pool = (0.9 * 139.8 - 0.55) * GIB - served / 2 - 38.5 * 1024 * 128_256
-    assert config.num_blocks() == int(pool // (16 * 80 * 2 * 4 * 128 * 2))
+    assert config.kv_budget.blocks == int(pool // (16 * 80 * 2 * 4 * 128 * 2))
     expected_s = by_hand(32_064, weights=weights, pair_flops=80 * 4 * 64 * 128, layers=80,
                          hidden=8192, ranks=2, rate=1979e12 * FP8_PRODUCTS)  # fmt: skip
     assert expected_s < alone(config, 32_064).ttft_s < 1.12 * expected_s
@@ -87,7 +87,7 @@ def test_a_70b_in_fp8_on_two_gpus(tmp_path: Path) -> None:
 def test_a_mixture_on_eight_gpus(tmp_path: Path) -> None:
     config = EngineConfig(read(tmp_path, "Qwen/Qwen3-235B-A22B"), "h200", tensor_parallel_size=8)
     pool = (0.9 * 139.8 - 0.55) * GIB - 235_093_634_560 * 2 / 8 - 38.5 * 1024 * 151_936
-    assert config.num_blocks() == int(pool // (16 * 94 * 2 * 1 * 128 * 2))
+    assert config.kv_budget.blocks == int(pool // (16 * 94 * 2 * 1 * 128 * 2))
     attention = 4096 * (64 + 2 * 4) * 128 + 64 * 128 * 4096
     active = 94 * (attention + 128 * 4096 + 8 * 3 * 4096 * 1536)
     expected_s = by_hand(32_064, weights=active, pair_flops=94 * 4 * 64 * 128, layers=94,

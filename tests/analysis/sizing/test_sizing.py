@@ -200,7 +200,7 @@ def test_usage_counts_a_common_document_once() -> None:
     first, second = replace(users, documents=1).requests(0, 120.0)
     together = [replace(first, arrival_s=0.0), replace(second, arrival_s=0.001)]
     judged = judge(simulate(together, Scenario(LLAMA, 1)), (), JudgedWindow(0, 9, 0), 0)
-    pool = (LLAMA.num_blocks() - 1) * 16
+    pool = (LLAMA.kv_budget.blocks - 1) * 16
     assert judged.usage.kv_peak == pytest.approx((51_200 + 2 * (64 + 128)) / pool)
     assert judged.usage.seats_peak == 2
     assert 0.5 < judged.usage.prefill_part <= 1
@@ -284,7 +284,7 @@ def test_formulas_by_hand() -> None:
     users = Users(users=60, document_share=1.0, document_tokens=Fixed(100_000 - 64))
     kv, full, usual, mmc = formulas(LLAMA, users, parse_targets("document.ttft_p95=10s"), 9)
     took = alone(LLAMA, 100_000, 128)
-    pool = (LLAMA.num_blocks() - 1) * 16
+    pool = (LLAMA.kv_budget.blocks - 1) * 16
     assert kv.gpus == -(-took.end_s * 100_128 // pool) == 1  # one question a second
     assert full.gpus == 7  # 5.8 s of prefill a second, and 128 tokens in batches of 8: 0.5 s
     assert usual.gpus == 10
@@ -532,7 +532,7 @@ def write(folder: Path, name: str, **changed: Any) -> str:
 def test_a_config_json_is_simulated_as_the_built_in_model(tmp_path: Path) -> None:
     read = find_model(write(tmp_path, "meta-llama/Llama-3.1-8B"))
     assert replace(read, name=LLAMA_3_8B.name) == LLAMA_3_8B
-    assert EngineConfig(model=str(tmp_path)).num_blocks() == LLAMA.num_blocks()
+    assert EngineConfig(model=str(tmp_path)).kv_budget.blocks == LLAMA.kv_budget.blocks
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_time_and_the_room_of_a_long_prompt(
     run_alone(served_engine(config), request, 0.0)
     peak, share = (H200_FP8_FLOPS, FP8_PRODUCTS) if quantization else (H200_FLOPS, PRODUCTS)
     assert request.first_token_s == pytest.approx(model.prefill_s(tokens, peak, share), rel=0.2)
-    room = (config.num_blocks() - 1) * 16
+    room = (config.kv_budget.blocks - 1) * 16
     most = model.kv_tokens(1 if quantization else 2)
     assert 0.85 * most < room < most
 

@@ -49,7 +49,7 @@ def test_the_pool_of_two_gpus_by_hand() -> None:
     config = EngineConfig("llama-3-8b", "h100", tensor_parallel_size=2)
     activation = 38.5 * 1024 * 128_256
     pool = (0.9 * 79.18 - 0.55) * GIB - 8_030_261_248 - activation
-    assert config.num_blocks() == int(pool // (16 * 32 * 2 * 4 * 128 * 2))
+    assert config.kv_budget.blocks == int(pool // (16 * 32 * 2 * 4 * 128 * 2))
 
 
 @pytest.mark.parametrize(

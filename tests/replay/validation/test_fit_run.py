@@ -339,7 +339,7 @@ def test_requests_wait_for_the_request_time_and_nothing_else() -> None:
     )
     play(core, [late, early])
     alone_s = early.first_token_s
-    assert alone_s > core.config.server_times().request_s
+    assert alone_s > core.config.step_constants().server_times().request_s
     assert late.first_token_s - 50.0 == pytest.approx(alone_s)
 
 
@@ -362,7 +362,7 @@ def test_a_model_and_a_gpu_from_files_are_those_built_in(tmp_path: Path) -> None
     gpu = find_gpu(str(tmp_path / "gpu.json"))
     assert gpu == replace(find_gpu("h200"), name="card")
     config = EngineConfig(str(folder / "config.json"), str(tmp_path / "gpu.json"))
-    assert config.num_blocks() == EngineConfig("llama-3-8b", "h200").num_blocks()
+    assert config.kv_budget.blocks == EngineConfig("llama-3-8b", "h200").kv_budget.blocks
     assert EngineConfig(model, gpu).served_name == "llama-3-8b"
 
 

@@ -158,9 +158,8 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
     def called(**arguments: Any) -> Result:
         makers: dict[str, Any] = {}
         for name, kind in kinds.items():
-            names = [field.name for field in fields(kind) if field.name in arguments]
-            values = {name: arguments[name] for name in names}
-            makers[name] = partial(kind, **values)
+            names = {field.name for field in fields(kind)} & arguments.keys()
+            makers[name] = partial(kind, **{name: arguments[name] for name in names})
         own = {name: arguments[name] for name in signature.parameters if name not in kinds}
         for name in makers.keys() - deferred:
             makers[name] = makers[name]()

@@ -409,7 +409,7 @@ def test_fit_writes_what_the_engine_reads(tmp_path: Path) -> None:
     assert [row["held_out"] for row in data["points"]] == [False] * 4 + [True] * 3
     core = EngineCore(EngineConfig("phi-3-mini", "h200-nvl", calibration=out))
     assert (
-        core.config.server_times().request_s
+        core.config.step_constants().server_times().request_s
         == data["constants"]["request_s"]
         == pytest.approx(3.95e-3, rel=0.01)
     )

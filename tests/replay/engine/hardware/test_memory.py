@@ -66,7 +66,9 @@ def test_the_simulated_engine_has_the_blocks_that_kv_says(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["kv", "--model", model, "--gpu", "h200", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["blocks"] == EngineConfig(model=model).num_blocks()
+    assert (
+        json.loads(capsys.readouterr().out)["blocks"] == EngineConfig(model=model).kv_budget.blocks
+    )
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_the_cache_shrinks_by_the_adapters(capsys: pytest.CaptureFixture[str]) -
     block = find_model("llama-3-8b").kv_bytes_per_token * 16
     assert without["blocks"] - with_room["blocks"] == pytest.approx(less / block, abs=1)
     config = EngineConfig("llama-3-8b", "h200", enable_lora=True, max_loras=8)
-    assert config.num_blocks() == with_room["blocks"]
+    assert config.kv_budget.blocks == with_room["blocks"]
 
 
 def test_the_table_has_a_line_for_them(capsys: pytest.CaptureFixture[str]) -> None:

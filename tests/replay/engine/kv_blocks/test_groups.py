@@ -153,7 +153,7 @@ def test_blocks_of_a_model_with_windows() -> None:
     assert config.limits().groups == (NEAR, NEAR, WHOLE)
     core = EngineCore(config)
     one, two = (
-        replace(config, disable_hybrid_kv_cache_manager=whole).num_blocks()
+        replace(config, disable_hybrid_kv_cache_manager=whole).kv_budget.blocks
         for whole in (False, True)
     )
     assert one // 3 == two  # a block has one layer in place of three

@@ -132,7 +132,7 @@ class TestTime:
                 async for _ in response.content.iter_any():
                     times.append(clock() - start)
             times, engine = times, engine
-        server = engine.core.config.server_times()
+        server = engine.core.config.step_constants().server_times()
         outside_s = server.alone_s(1_000) + engine.core.timing.admit_s(1_000)
         assert times[0] == pytest.approx(outside_s + 0.0265, abs=0.001)
         gaps = [late - early for early, late in pairwise(times[1:15])]

@@ -105,9 +105,9 @@ def test_the_pool_beside_a_draft_by_hand() -> None:
     config = EngineConfig(speculative_config=options(), acceptance=0.5)
     activation = 38.5 * 1_024 * 128_256
     pool = (0.9 * 139.8 - 0.13) * GIB - 16_060_522_496 - activation - head
-    assert config.num_blocks() == int(pool // (16 * 33 * 2 * 8 * 128 * 2))
+    assert config.kv_budget.blocks == int(pool // (16 * 33 * 2 * 8 * 128 * 2))
     ngram = EngineConfig(speculative_config=options("ngram"), acceptance=0.5)
-    assert ngram.num_blocks() == EngineConfig().num_blocks()
+    assert ngram.kv_budget.blocks == EngineConfig().kv_budget.blocks
 
 
 def test_what_follows_from_the_method() -> None:

@@ -26,7 +26,7 @@ def phi_on_nvl(batched_tokens: int = 131_072) -> EngineCore:
 def ttft_s(core: EngineCore, prompt_tokens: int) -> float:
     """Of a prompt alone. Its API server has no time for each token."""
     core.add(EngineRequest("r", prompt_tokens, 1))
-    seconds = core.config.server_times().alone_s(prompt_tokens)
+    seconds = core.config.step_constants().server_times().alone_s(prompt_tokens)
     while core.has_work:
         seconds += core.step(0.0).duration_s
     return seconds
@@ -95,7 +95,7 @@ def test_smaller_chunks_trade_the_uploader_for_the_chatter(
     while upload.output_tokens == 0:
         gaps.append(core.step(0.0).duration_s)
     assert max(gaps) == pytest.approx(worst_gap_s, rel=0.06)
-    assert sum(gaps) + core.config.server_times().request_s == pytest.approx(
+    assert sum(gaps) + core.config.step_constants().server_times().request_s == pytest.approx(
         uploader_ttft_s, rel=0.03
     )
 

@@ -225,4 +225,4 @@ def test_small_steps_with_chunks_are_bound_by_their_launch() -> None:
 def test_the_kv_cache_is_that_of_the_server() -> None:
     """vLLM's log says 896,912 tokens with these options."""
     config = EngineConfig("llama-3-8b", "h200", max_num_seqs=256, max_num_batched_tokens=8_192)
-    assert config.num_blocks() * config.block_size == pytest.approx(896_912, rel=1e-3)
+    assert config.kv_budget.blocks * config.block_size == pytest.approx(896_912, rel=1e-3)

@@ -33,7 +33,7 @@ def test_one_request_by_hand() -> None:
     link = KvLink(50e9, 0.002)
     scenario = Scenario(gpus=2, pools=(1, 1), kv_link=link)
     (outcome,) = simulate([TraceRequest("r", 0.0, PROMPT, OUTPUT)], scenario).outcomes
-    times, timing = EngineConfig().server_times(), EngineConfig().timing()
+    times, timing = EngineConfig().step_constants().server_times(), EngineConfig().timing()
     prefill_s, _ = alone(1)
     received_s = times.request_s + (times.receive_token_s + times.tokenize_token_s) * PROMPT
     moving_s = 0.002 + KV_BYTES * PROMPT / 50e9

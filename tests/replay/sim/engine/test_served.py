@@ -55,7 +55,7 @@ def test_the_longest_pause_of_an_answer_is_the_clients(exact: bool) -> None:
     for name in ("chat", "later"):
         longest_s = max(b - a for a, b in pairwise(times[name]))
         assert requests[name].stall_s == pytest.approx(longest_s, abs=1e-4)
-    decoded_s = CONFIG.server_times().answer_token_s * DOCUMENT
+    decoded_s = CONFIG.step_constants().server_times().answer_token_s * DOCUMENT
     assert requests["chat"].stall_s > last_step_s(requests["document"]) + 0.9 * decoded_s
 
 
