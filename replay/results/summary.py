@@ -217,15 +217,15 @@ class RunTotals:
             good[row.bucket] += 1
 
     def _due(self, ended: str) -> Counter[str]:
-        """Return the requests that count, by bucket: of a run that was stopped, those sent."""
+        """Return the requests that count, by bucket: the sent ones, if a run was stopped."""
         return self._intended - (self._unsent if ended == INTERRUPTED else Counter())
 
     def _warnings(self, reason: str, *, exact: bool) -> list[str]:
-        """Return the warnings beside the reason of the verdict."""
+        """Return the warnings, without the reason of the verdict."""
         return [text for text in self.lengths.warnings(exact=exact) if text != reason]
 
     def _good_by_bucket(self, tasks_s: Mapping[str, float]) -> Counter[str]:
-        """Return the requests within all targets. Those of a task count if it ended in time."""
+        """Return the requests within all targets. Requests of a task count if it ended in time."""
         by_bucket = self._good.copy()
         for task, in_time in self._good_of_task.items():
             if tasks_s[task] <= self._session_limit_s:

@@ -186,7 +186,7 @@ def _arrivals(spec: Workload) -> Iterator[tuple[float, int | None]]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Its name and blocks. A chat is about a document without either."""
+    """A document's name and blocks. A chat is about a document without either."""
 
     name: str | None
     blocks: tuple[int, ...]

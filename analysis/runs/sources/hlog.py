@@ -89,8 +89,8 @@ def read_log(path: Path, text: str, unit: str | None = None) -> HistogramLog:
 def _comments(lines: Sequence[str]) -> tuple[dict[str, float], bool]:
     """Return the times that comments state, and whether our own writer wrote them."""
     comments = [line for line in lines if line.startswith("#")]
-    found = (_STAMP.match(line) for line in comments)
-    stamps = {match[1].lower(): float(match[2]) for match in found if match}
+    matches = (_STAMP.match(line) for line in comments)
+    stamps = {match[1].lower(): float(match[2]) for match in matches if match}
     return stamps, any(line.startswith("#[microseconds;") for line in comments)
 
 

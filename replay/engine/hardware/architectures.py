@@ -176,8 +176,8 @@ def _listed_kinds(fields: Fields) -> tuple[str, list[Any]] | None:
     """Return the key that lists a kind for each layer of a hybrid, and its list."""
     if pattern := fields.get("hybrid_override_pattern"):
         return "hybrid_override_pattern", list(pattern)
-    if listed := fields.listed("layers_block_type"):
-        return "layers_block_type", listed
+    if types := fields.listed("layers_block_type"):
+        return "layers_block_type", types
     if fields.section("linear_attn_config") and fields.whole("num_hidden_layers"):
         return None
     key = "hybrid_layer_pattern"
@@ -191,9 +191,9 @@ def _counted_kinds(fields: Fields, count: int) -> list[Any] | None:
     if count and (linear := fields.section("linear_attn_config")):
         full = linear.get("full_attn_layers", ())
         return [FULL if n + 1 in full else STATE for n in layers]
-    listed = fields.listed("layer_types")
-    if listed is not None or not count:
-        return listed
+    types = fields.listed("layer_types")
+    if types is not None or not count:
+        return types
     if every := fields.whole("full_attention_interval"):
         return [STATE if (n + 1) % every else FULL for n in layers]
     pattern = fields.get("sliding_window_pattern")
