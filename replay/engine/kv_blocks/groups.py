@@ -74,9 +74,9 @@ class GroupTables(BlockTables):
         super().look_up(request)
         return request.hit_blocks
 
-    def _find(self, request: EngineRequest, limit: int) -> None:
+    def _find(self, request: EngineRequest) -> None:
         request.lookup = [[] for _ in self._kind_of]
-        hits, longest = self._longest_hit(request.hashes, limit)
+        hits, longest = self._longest_hit(request.hashes, request.tokens - 1)
         for kind, rows in hits.items():
             for member, row in zip(kind.members, rows, strict=True):
                 request.lookup[member] = row
@@ -85,28 +85,29 @@ class GroupTables(BlockTables):
         request.hit_blocks = hit
         for row, size in zip(request.lookup, sizes, strict=True):
             del row[hit // size :]
-        request.junction = longest * self._block_size if longest > hit else 0
+        request.junction = longest if longest > hit * self._block_size else 0
 
     def _longest_hit(
-        self, hashes: list[int], limit: int
+        self, hashes: list[int], most: int
     ) -> tuple[dict[WholeKind, list[list[int]]], int]:
-        """Return the blocks of the longest hit of all groups, and the longest of any kind.
+        """Return the blocks of the longest hit of all groups, and the tokens of any kind's longest.
 
-        Each kind shortens the hit of the kinds before it, until none does.
+        The hit has at most `most` tokens, which need not be whole blocks. Each kind shortens the
+        hit of the kinds before it, until none does.
         """
         if len(self._kind_of) == 1:
             kind = self._kinds[0]
-            return {kind: kind.find(hashes, limit)}, 0
+            return {kind: kind.find(hashes, most)}, 0
         rows_of: dict[WholeKind, list[list[int]]] = {}
-        hit, longest = limit, 0
+        hit, longest = most, 0
         while True:
             length = hit
             for kind in self._kinds:
                 if kind in rows_of and type(kind) is WholeKind:
-                    length = min(length, len(rows_of[kind][0]) * kind.per_block)
+                    length = min(length, len(rows_of[kind][0]) * kind.block_size)
                     continue
                 rows_of[kind] = kind.find(hashes, length)
-                length = len(rows_of[kind][0]) * kind.per_block
+                length = len(rows_of[kind][0]) * kind.block_size
                 longest = max(longest, length)
             if length >= hit or self._one_pass:
                 return rows_of, longest

@@ -17,6 +17,7 @@ class WholeKind:
     Attributes:
         members: numbers of the groups.
         per_block: blocks of the scheduler in a block of these layers.
+        block_size: tokens in a block of these layers.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class WholeKind:
         self.members = members
         self._group = group
         self.per_block = group.blocks
-        self._block_size = limits.block_size * group.blocks
+        self.block_size = limits.block_size * group.blocks
         self._alignment = math.lcm(*(other.blocks for other in limits.groups))
         self._groups = len(limits.groups)
         self._pool = pool
@@ -54,16 +55,20 @@ class WholeKind:
         Blocks that these layers do not need behind the prefix are null.
 
         Args:
-            most: most blocks of the prefix, in the scheduler's.
+            most: most tokens of the prefix.
         """
         rows: list[list[int]] = [[] for _ in self.members]
-        for index in range(most // self.per_block):
+        for index in range(self._most_hit(hashes, most)):
             blocks = self.cached(hashes, index)
             if blocks is None:
                 break
             for row, block in zip(rows, blocks, strict=True):
                 row.append(block)
         return self._aligned(rows)
+
+    def _most_hit(self, hashes: Sequence[int], most: int) -> int:
+        """Return the blocks of `most` tokens whose content is known."""
+        return min(most // self.block_size, len(hashes) // self.per_block)
 
     def _aligned(self, rows: list[list[int]]) -> list[list[int]]:
         """Shorten a hit to a place where blocks of all groups end."""
@@ -74,7 +79,7 @@ class WholeKind:
 
     def blocks(self, end: int) -> int:
         """Return the length of the table of a request of `end` tokens."""
-        return -(-end // self._block_size)
+        return -(-end // self.block_size)
 
     def most_blocks(self, end: int) -> int:
         """Return the most blocks that a request of `end` tokens holds at once."""
@@ -91,7 +96,7 @@ class WholeKind:
             end: tokens of the request.
             skipped: leading null blocks of the table.
         """
-        return -(-end // self._block_size) * self._block_size - 1
+        return -(-end // self.block_size) * self.block_size - 1
 
     def keeps(self, index: int, ends: Sequence[int]) -> bool:
         """Return True if the prefix cache keeps block `index`.
@@ -110,15 +115,15 @@ class WindowKind(WholeKind):
     ) -> None:
         super().__init__(group, members, limits, pool)
         self._window = group.window
-        self._needed = -(-(group.window - 1) // self._block_size)
+        self._needed = -(-(group.window - 1) // self.block_size)
         held = min(group.window - 1 + limits.tokens_in_flight, limits.max_model_len)
-        self._most = -(-held // self._block_size) + 1  # a window may begin inside a block
+        self._most = -(-held // self.block_size) + 1  # a window may begin inside a block
 
     def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
-        most //= self.per_block
-        rows: list[list[int]] = [[0] * most for _ in self.members]
+        longest = self._most_hit(hashes, most)
+        rows: list[list[int]] = [[0] * longest for _ in self.members]
         run = start = 0
-        for index in range(most - 1, -1, -1):
+        for index in range(longest - 1, -1, -1):
             blocks = self.cached(hashes, index)
             if blocks is None:
                 run = 0
@@ -139,15 +144,15 @@ class WindowKind(WholeKind):
         return min(self.blocks(end), self._most)
 
     def skipped(self, tokens: int) -> int:
-        return max(0, tokens - self._window + 1) // self._block_size
+        return max(0, tokens - self._window + 1) // self.block_size
 
     def room(self, end: int, skipped: int) -> int:
-        leaves = (skipped + 1) * self._block_size + self._window - 1
+        leaves = (skipped + 1) * self.block_size + self._window - 1
         return min(super().room(end, skipped), leaves)
 
     def keeps(self, index: int, ends: Sequence[int]) -> bool:
-        step = self._alignment * self._block_size // self.per_block
-        last = [tokens // step * step // self._block_size for tokens in ends]
+        step = self._alignment * self.block_size // self.per_block
+        last = [tokens // step * step // self.block_size for tokens in ends]
         return any(end - self._needed <= index < end for end in last)
 
 
@@ -160,12 +165,13 @@ class ChunkKind(WholeKind):
         super().__init__(group, members, limits, pool)
         self._window = group.window
         held = min(group.window + limits.tokens_in_flight, limits.max_model_len)
-        self._most = -(-held // self._block_size)
+        self._most = -(-held // self.block_size)
 
     def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
-        start = most * self._block_size // self._window * self._window // self._block_size
+        # vLLM takes all before the last token's chunk as a hit, also if nothing is cached.
+        start = self.skipped(most)
         rows = [[0] * start for _ in self.members]
-        for index in range(start, most):
+        for index in range(start, self._most_hit(hashes, most)):
             blocks = self.cached(hashes, index)
             if blocks is None:
                 break
@@ -177,10 +183,10 @@ class ChunkKind(WholeKind):
         return min(self.blocks(end), self._most)
 
     def skipped(self, tokens: int) -> int:
-        return tokens // self._window * self._window // self._block_size
+        return tokens // self._window * self._window // self.block_size
 
     def room(self, end: int, skipped: int) -> int:
-        leaves = -(-(skipped + 1) * self._block_size // self._window) * self._window
+        leaves = -(-(skipped + 1) * self.block_size // self._window) * self._window
         return min(super().room(end, skipped), leaves)
 
 
@@ -192,17 +198,17 @@ class StateKind(WholeKind):
     """
 
     def find(self, hashes: Sequence[int], most: int) -> list[list[int]]:
-        for index in range(most - 1, -1, -1):
+        for index in range(self._most_hit(hashes, most) - 1, -1, -1):
             blocks = self.cached(hashes, index)
             if blocks is not None:
                 return [[0] * index + [block] for block in blocks]
         return [[] for _ in self.members]
 
     def skipped(self, tokens: int) -> int:
-        return max(0, tokens - 1) // self._block_size
+        return max(0, tokens - 1) // self.block_size
 
     def keeps(self, index: int, ends: Sequence[int]) -> bool:
-        return any(index == tokens // self._block_size - 1 for tokens in ends)
+        return any(index == tokens // self.block_size - 1 for tokens in ends)
 
 
 class HeldStateKind(WholeKind):

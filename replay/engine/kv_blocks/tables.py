@@ -46,12 +46,12 @@ class BlockTables:
             limit = (request.tokens - 1) // self._block_size
             if limit > len(request.hashes) and request.preemptions:
                 request.hash_at(limit - 1)  # a token that arrived after preemption filled a block
-            self._find(request, min(limit, len(request.hashes)))
+            self._find(request)
             request.lookup_at = self._pool.changes
         return len(request.lookup[0])
 
-    def _find(self, request: EngineRequest, limit: int) -> None:
-        run = self._pool.leading_run(request.hashes, limit)
+    def _find(self, request: EngineRequest) -> None:
+        run = self._pool.leading_run(request.hashes, (request.tokens - 1) // self._block_size)
         if self._limits.drops_hit_block and run:
             run.pop()
         request.lookup = [run]

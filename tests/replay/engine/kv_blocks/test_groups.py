@@ -123,6 +123,17 @@ def test_a_chunked_layer_gives_back_the_chunks_before() -> None:
     assert again.cached_tokens == 128  # only the whole context had to be cached
 
 
+def test_chunked_layers_alone_skip_the_chunks_before_the_last_token() -> None:
+    """vLLM looks up a prompt without its last token, which ends inside a block.
+
+    Of 64 tokens 63 are looked up. They lie in chunks of 17, the last of which begins at token 51.
+    The three blocks before count as a hit, although nothing is cached.
+    """
+    engine, one = scheduler(KvGroup(window=17, chunked=True)), request("a", 64)
+    assert run(engine, one) == [16, 1, 1, 1, 1]
+    assert one.cached_tokens == 48
+
+
 def test_chunks_end_where_a_state_can_be_kept() -> None:
     engine, one = scheduler(STATE, WHOLE, budget=100), request("a", 250)
     assert run(engine, one) == [96, 96, 48, 10, 1, 1, 1, 1]
