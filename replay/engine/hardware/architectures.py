@@ -143,6 +143,7 @@ _KINDS = {
     "mlp": MLP, "-": MLP, "moe": EXPERTS, "E": EXPERTS,
 }  # fmt: skip
 """Kinds of layers by their names in config.json. Nemotron-H counts an MLP as a layer of its own."""
+_KIND_OF = _KINDS | {kind: kind for kind in _KINDS.values()}
 
 
 def layer_kinds(fields: Fields) -> list[str] | None:
@@ -157,7 +158,7 @@ def layer_kinds(fields: Fields) -> list[str] | None:
     if names is None:
         return None
     states = fields.model_type in _COUNTED[_STATE]
-    kinds = [_KINDS.get(name, name if name in _KINDS.values() else None) for name in names]
+    kinds = [_KIND_OF.get(str(name)) for name in names]
     kinds = [kind if states or kind != STATE else None for kind in kinds]
     # One kind for each layer, all of them counted here.
     if None in kinds:
@@ -188,8 +189,8 @@ def _listed_kinds(fields: Fields) -> tuple[str, list[Any]] | None:
 def _counted_kinds(fields: Fields, count: int) -> list[Any] | None:
     """Return `layer_types`, or the kinds of `count` layers by another rule of the file."""
     layers = range(count)
-    if count and (linear := fields.section("linear_attn_config")):
-        full = linear.get("full_attn_layers", ())
+    if count and (linear := fields.part("linear_attn_config")):
+        full = linear.listed("full_attn_layers") or ()
         return [FULL if n + 1 in full else STATE for n in layers]
     types = fields.listed("layer_types")
     if types is not None or not count:
@@ -228,12 +229,12 @@ def read_state(fields: Fields, kinds: list[str]) -> Recurrent | None:
     if not layers:
         return None
     # The sizes of each kind of state have keys of their own.
-    if linear := fields.section("linear_attn_config"):  # Kimi Delta Attention
-        heads, size = linear["num_heads"], linear["head_dim"]
+    if linear := fields.part("linear_attn_config"):  # Kimi Delta Attention
+        heads, size = linear.needed("num_heads"), linear.needed("head_dim")
         inner = heads * size
         return Recurrent(
-            layers, 4 * inner + heads + size, inner, linear["short_conv_kernel_size"] - 1,
-            3 * inner, inner * size, exports="gate_lower_bound" in linear, first=first,
+            layers, 4 * inner + heads + size, inner, linear.needed("short_conv_kernel_size") - 1,
+            3 * inner, inner * size, exports="gate_lower_bound" in linear.names(), first=first,
         )  # fmt: skip
     if fields.get("linear_num_value_heads"):  # Gated DeltaNet
         heads, size = fields.needed("linear_num_value_heads"), fields.needed("linear_key_head_dim")
@@ -260,12 +261,12 @@ def read_state(fields: Fields, kinds: list[str]) -> Recurrent | None:
 
 def read_index(fields: Fields, layers: int) -> Indexer | None:
     """Return the indexer of sparse attention, None without it (InputError: missing sizes)."""
-    if blocks := fields.section("sparse_attention_config"):  # MiniMax M3
-        sparse = sum(map(bool, blocks["sparse_attention_freq"]))
-        width, size = blocks["sparse_index_dim"], blocks["sparse_block_size"]
+    if blocks := fields.part("sparse_attention_config"):  # MiniMax M3
+        sparse = sum(map(bool, blocks.listed("sparse_attention_freq") or ()))
+        width, size = blocks.needed("sparse_index_dim"), blocks.needed("sparse_block_size")
         return Indexer(
-            sparse, sparse, blocks["sparse_num_index_heads"], width, 0,
-            blocks["sparse_topk_blocks"] * size, fields.needed("hidden_size"), size,
+            sparse, sparse, blocks.needed("sparse_num_index_heads"), width, 0,
+            blocks.needed("sparse_topk_blocks") * size, fields.needed("hidden_size"), size,
         )  # fmt: skip
     chosen = fields.whole("index_topk")
     if not chosen:

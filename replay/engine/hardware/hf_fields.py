@@ -94,6 +94,11 @@ class Fields:
             raise InputError(f"{self.path}: {name} is not an object")
         return value
 
+    def part(self, name: str) -> "Fields | None":
+        """Return the fields of an object of the configuration, None if it is missing or empty."""
+        values = self.section(name)
+        return Fields(self.path, values) if values else None
+
     @property
     def model_type(self) -> str:
         kinds = (part.get("model_type") for part in self._parts)

@@ -1,6 +1,7 @@
 """A configuration whose layers are not counted is refused by the name of the key that says so."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,28 @@ def test_what_is_not_counted_is_refused_by_its_key(
 ) -> None:
     with pytest.raises(InputError, match=rf"config\.json: {named}"):
         read_shape(write(tmp_path, {**LLAMA, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "kimi_linear", "linear_attn_config": {"a": 1}}, "num_heads is missing"),
+        (
+            {"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": 4}},
+            "full_attn_layers is not a list",
+        ),
+        (
+            {"model_type": "minimax_m3", "sparse_attention_config": {"a": 1}},
+            "sparse_index_dim is missing",
+        ),
+        ({"model_type": "qwen3", "layer_types": [{}] * 32}, "layer_types holds {}"),
+    ],
+)
+def test_sizes_of_special_layers_are_checked_as_all_fields_are(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        read_shape(write(tmp_path, LLAMA | fields))
 
 
 @pytest.mark.parametrize("command", ["kv", "engine", "simulate {trace}", "size", "search {trace}"])
