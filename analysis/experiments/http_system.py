@@ -121,10 +121,14 @@ async def http_ways(
     return ways
 
 
-async def one_way(study: Study, batched: int | None, seats: int | None) -> Way:
-    """One engine, simulated with its gauges recorded, or by URL. Raises InputError."""
+async def one_way(study: Study, **flags: Any) -> Way:
+    """One engine, simulated with its gauges recorded, or by URL. Raises InputError.
+
+    Args:
+        flags: options of a simulated engine, before those that were given.
+    """
     if study.target.startswith(SIM):
-        scenario = Scenario(study.engine_config(batched, seats), 1, DIRECT)
+        scenario = Scenario(study.engine_config(**flags), 1, DIRECT)
         return SimWay(IN_TURN, scenario, study.target, watched=True)
     (way,) = await http_ways(study, [(TARGET, [study.target])], ())
     return way
@@ -134,7 +138,6 @@ async def ways_of(
     study: Study,
     engines: Sequence[str] | None,
     gpus: int,
-    batched: int | None,
     *,
     watched: bool = False,
 ) -> Sequence[Way]:
@@ -144,7 +147,7 @@ async def ways_of(
     """
     if study.target.startswith(SIM):
         check_no_engines(engines)
-        scenario = Scenario(study.engine_config(batched), gpus)
+        scenario = Scenario(study.engine_config(), gpus)
         return sim_ways(study.target, scenario, watched=watched)
     if not engines:
         return await http_ways(study, [(TARGET, [study.target])], ())

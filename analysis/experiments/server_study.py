@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from forebay.analysis.experiments.result import Row
-from forebay.analysis.experiments.study import Batched, Study, integers
+from forebay.analysis.experiments.study import Study, integers
 from forebay.analysis.experiments.target import Ask, MeasuredAnswer, StudyFailed, StudyTarget
 from forebay.replay.engine.timing.roofline import bound_by, least
 from forebay.replay.engine.timing.step_time import StepWork
@@ -27,11 +27,10 @@ class ServerStudy(Study):
     repeats: Annotated[
         int, typer.Option(min=1, help="Runs of each load; the median is reported.")
     ] = 3
-    max_num_batched_tokens: Batched = None
     server: StudyTarget = field(init=False)
 
     async def open_server(self) -> None:
-        self.server = await self.open(self.target, self.max_num_batched_tokens)
+        self.server = await self.open(self.target)
         self.measured = self.server.about.name
 
     def settings(self) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import asyncio
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -26,20 +26,17 @@ from forebay.analysis.experiments.target import (
     sim_config,
 )
 from forebay.replay.engine.config import EngineConfig
-from forebay.traces.ground.command_line.options import AsJson, Force
+from forebay.replay.engine.flags import EngineFlags, flag_of
+from forebay.traces.ground.command_line.options import AsJson, Force, hidden_option, is_given
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.event_loop import fast_runner
 
 SECRET = "api_key"
 MOST_TIME_SCALE = 1e6  # the bound of a replay
 FIRST = ("targets", "out")  # options that the help lists before those of a study
-TARGET = typer.Option("--target", help="URL, or sim:MODEL@GPU.")
-Batched = Annotated[
-    int | None,
-    typer.Option(
-        "--max-num-batched-tokens", help="Token budget of a step of a sim: target; default: 8192."
-    ),
-]
+TARGET = typer.Option(
+    "--target", help="URL, or sim:MODEL@GPU, which takes the flags of `forebay engine`."
+)
 Seed = Annotated[int, typer.Option("--seed", help="Seed of lengths and arrivals.")]
 Engines = Annotated[
     list[str] | None,
@@ -65,6 +62,7 @@ class Study:
             which loads are not valid.
         line: the command without secrets.
         measured: name of the measured servers in the result; default: the target.
+        flags: vLLM's flags for a sim: target that were given, by name.
         facts, notes: derived figures and remarks, which `sentence` adds.
     """
 
@@ -83,9 +81,6 @@ class Study:
     api_key: Annotated[str | None, typer.Option(envvar="FOREBAY_API_KEY", help="Bearer token.")] = (
         None
     )
-    vllm_version: Annotated[
-        str | None, typer.Option(help="Scheduler of a sim: target; default: the latest.")
-    ] = None
     time_scale: Annotated[
         float, typer.Option(help="Time scale of a simulated engine behind the URL.")
     ] = 1.0
@@ -93,6 +88,7 @@ class Study:
     as_json: AsJson = False
 
     line: str = field(default="", init=False)
+    flags: Mapping[str, Any] = field(default_factory=dict, init=False)
     measured: str = field(default="", init=False)
     facts: dict[str, Any] = field(default_factory=dict, init=False)
     notes: list[str] = field(default_factory=list, init=False)
@@ -139,20 +135,25 @@ class Study:
     def target(self) -> str:
         return self.targets[0]
 
-    def engine_config(self, batched: int | None = None, seats: int | None = None) -> EngineConfig:
-        """The engine of a sim: target with the shared options. Raises InputError."""
-        return sim_config(self.target, self.gpu, batched, seats, vllm_version=self.vllm_version)
+    def engine_config(self, **flags: Any) -> EngineConfig:
+        """The engine of a sim: target. `flags` count before the given ones. Raises InputError."""
+        return sim_config(self.target, self.gpu, **{**self.flags, **flags})
 
-    async def open(self, target: str, batched: int | None = None) -> StudyTarget:
-        """Open a server for the time of the study. `batched` is a simulated step's budget."""
+    def flags_of(self, kind: type) -> dict[str, Any]:
+        """The given flags that are fields of the dataclass `kind`, too."""
+        return {
+            item.name: self.flags[item.name] for item in fields(kind) if item.name in self.flags
+        }
+
+    async def open(self, target: str, **flags: Any) -> StudyTarget:
+        """Open a server for the time of the study. `flags` are a simulated engine's."""
         opening = open_target(
             target,
             model=self.model,
             gpu=self.gpu,
             api_key=self.api_key,
             time_scale=self.time_scale,
-            batched_tokens=batched,
-            vllm_version=self.vllm_version,
+            flags={**self.flags, **flags},
         )
         return await self._opened.enter_async_context(opening)
 
@@ -180,8 +181,11 @@ class Study:
         if not 0 < self.time_scale <= MOST_TIME_SCALE:
             raise InputError(f"--time-scale {self.time_scale:g}: give a number above 0")
         by_url = any(not target.startswith(SIM) for target in self.targets)
-        if self.vllm_version is not None and by_url:
-            raise InputError("--vllm-version: only for a sim: target; a server runs what it runs")
+        for name in self.flags if by_url else ():
+            if not hasattr(self, name):
+                raise InputError(
+                    f"{flag_of(name)}: only for a sim: target; a server runs what it runs"
+                )
         try:
             with fast_runner() as runner:
                 result = runner.run(self.measure())
@@ -196,20 +200,27 @@ class Study:
 def command(kind: type[Study]) -> Callable[..., None]:
     """Return the Typer command of a study: an option for each field, its own before the shared."""
 
+    own = inspect.signature(kind, eval_str=True).parameters
+    flags = inspect.signature(EngineFlags, eval_str=True).parameters
+
     def called(context: typer.Context, *, targets: Any, **arguments: Any) -> None:
-        study = kind(targets=targets if kind.SEVERAL else [targets], **arguments)
+        options = {name: value for name, value in arguments.items() if name in own}
+        study = kind(targets=targets if kind.SEVERAL else [targets], **options)
         study.line = command_line(context)
+        study.flags = {name: arguments[name] for name in flags if is_given(context, name)}
         study.run()
 
     def place(option: inspect.Parameter) -> tuple[bool, int]:
         holders = [option.name in inspect.get_annotations(base) for base in kind.__mro__]
         return option.name not in FIRST, holders.index(True)
 
-    shown = sorted(inspect.signature(kind, eval_str=True).parameters.values(), key=place)
+    shown = sorted(own.values(), key=place)
     if not kind.SEVERAL:
         shown[0] = shown[0].replace(annotation=Annotated[str, TARGET])
     keyword = inspect.Parameter.KEYWORD_ONLY
     shown.insert(0, inspect.Parameter("context", keyword, annotation=typer.Context))
+    # vLLM's flags are read as well, without a line in the help of each study.
+    shown += [hidden_option(flag) for name, flag in flags.items() if name not in own]
     called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return called
@@ -251,8 +262,11 @@ def command_line(context: typer.Context) -> str:
     """The command as typed, without secrets."""
     words = context.command_path.split()
     names = {param.name: param.opts[0] for param in context.command.params}
+    hidden = {param.name: getattr(param, "hidden", False) for param in context.command.params}
     for name, value in context.params.items():
         if value is None or value is False or name == SECRET:
+            continue
+        if hidden[name] and not is_given(context, name):
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
             words += [names[name]] if item is True else [names[name], str(item)]

@@ -31,7 +31,7 @@ from forebay.traces.ground.schema import TraceRequest
 
 SIM = "sim:"
 FIRST_TOKEN_S, STALL_S = 600.0, 120.0
-MOST_SEQUENCES = 256
+BATCHED_TOKENS, MOST_SEQUENCES = 8192, 256
 
 
 class StudyFailed(Exception):
@@ -72,7 +72,7 @@ class About:
     """Facts about a target.
 
     Attributes:
-        model, gpu: None without a data sheet.
+        model, gpu: what one GPU computes, and its data sheet. None if it is not known.
         context: longest request in tokens, None if unknown.
         salt: seeds the text of its prompts. It is random, because a second run with equal prompts
             would find them in the cache. None where prompts have no text.
@@ -95,7 +95,7 @@ class SimTarget:
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
-        self.about = About(name, config.model_spec, config.gpu_spec, config.context)
+        self.about = About(name, config.rank_spec, config.gpu_spec, config.context)
 
     async def run(self, asks: Sequence[Ask], until: str | None = None) -> list[MeasuredAnswer]:
         """Answers in the order of `asks`. The answer to `until` ends all other requests."""
@@ -199,31 +199,22 @@ async def ask_about(
     return addresses, served.model, About(label, spec, sheet, served.max_model_len)
 
 
-def sim_config(
-    text: str,
-    gpu: str | None,
-    batched_tokens: int | None,
-    seats: int | None = None,
-    placement: Mapping[str, Any] | None = None,
-    vllm_version: str | None = None,
-) -> EngineConfig:
-    """The engine that `sim:MODEL@GPU` names, of the latest vLLM or another. Raises InputError.
+def sim_config(text: str, gpu: str | None, **flags: Any) -> EngineConfig:
+    """The engine that `sim:MODEL@GPU` names. Raises InputError.
 
     Args:
-        placement: options of `EngineConfig` that place the model on GPUs.
+        flags: options of `EngineConfig`. Without them a step has at most 8,192 tokens, and at most
+            256 requests.
     """
     model, _, named = text.removeprefix(SIM).partition("@")
     if not model:
         raise InputError(f"--target {text}: name a model, e.g. sim:phi-3-mini@h200-nvl")
-    budget = batched_tokens or 8192
-    config = EngineConfig(
-        model,
-        named or gpu or "h200",
-        max_num_batched_tokens=budget,
-        max_num_seqs=seats or min(MOST_SEQUENCES, budget),
-        **(placement or {}),
-    )
-    return config if vllm_version is None else replace(config, vllm_version=vllm_version)
+    budget = flags.get("max_num_batched_tokens") or BATCHED_TOKENS
+    limits = {
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": min(MOST_SEQUENCES, budget),
+    }
+    return EngineConfig(model, named or gpu or "h200", **{**limits, **flags})
 
 
 @asynccontextmanager
@@ -234,12 +225,11 @@ async def open_target(
     gpu: str | None = None,
     api_key: str | None = None,
     time_scale: float = 1.0,
-    batched_tokens: int | None = None,
-    vllm_version: str | None = None,
+    flags: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[StudyTarget]:
-    """Open the target that `text` names, or raise InputError."""
+    """Open the target that `text` names, or raise InputError. `flags` set a simulated engine."""
     if text.startswith(SIM):
-        yield SimTarget(sim_config(text, gpu, batched_tokens, vllm_version=vllm_version), text)
+        yield SimTarget(sim_config(text, gpu, **(flags or {})), text)
         return
     clock = Clock(time_scale)
     async with Client(

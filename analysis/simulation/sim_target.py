@@ -26,7 +26,7 @@ class SimulatedTarget(ModelFlags):
         from forebay.replay.sim.scenario import Scenario
 
         proxy = Config() if search.config is None else load_config(search.config, {}, {})
-        engine = sim_config(search.target[0], None, None, placement=self.of_model())
+        engine = sim_config(search.target[0], None, **self.of_model())
         if remark := engine.constants_remark():
             print(f"forebay search: {remark}", file=sys.stderr)
         scenario = Scenario(engine, search.gpus, search.policy, proxy)

@@ -17,7 +17,7 @@ from forebay.analysis.experiments.http_system import (
 )
 from forebay.analysis.experiments.load_stats import good, middle_rate, percentile, ttfts, window_s
 from forebay.analysis.experiments.result import FILLED, VARIED, Column, Row
-from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study, numbers
+from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study, numbers
 from forebay.analysis.experiments.systems import IN_TURN, PROXY, PlayedLoad, SimWay, Way
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.statistics.knee import FOLLOWED, last_followed
@@ -90,7 +90,6 @@ class Flood(Study):
         str | None, typer.Option(help="Targets; default: chat.ttft=2s,document.ttft=15s.")
     ] = None
     gpus: Gpus = 2
-    max_num_batched_tokens: Batched = None
     seed: Seed = 0
     slos: Sequence[Slo] = field(init=False)
     ways: Sequence[Way] = field(init=False)
@@ -118,11 +117,10 @@ class Flood(Study):
         return row | {"load_of_proxy": factor * self.per_s / proxied if proxied else None}
 
     async def made_ways(self) -> Sequence[Way]:
-        batched = self.max_num_batched_tokens
         if not self.target.startswith(SIM):
-            return await ways_of(self, self.engine, self.gpus, batched)
+            return await ways_of(self, self.engine, self.gpus)
         check_no_engines(self.engine)
-        config = self.engine_config(batched)
+        config = self.engine_config()
         named = (
             (IN_TURN, Scenario(config, self.gpus, DIRECT)),
             (NO_FAIL_FAST, Scenario(config, self.gpus, proxy=patient_config())),
@@ -133,7 +131,7 @@ class Flood(Study):
     async def measured_capacity(self) -> float:
         """Requests per second that engines in turn complete with the whole trace queued."""
         if self.target.startswith(SIM):
-            config = self.engine_config(self.max_num_batched_tokens)
+            config = self.engine_config()
             return capacity_per_s(requests(1.0, QUEUED_SECONDS, self.seed), config, self.gpus)
         return await self._closed_capacity(self.ways[0])
 

@@ -64,19 +64,22 @@ class Hol(HolOptions):
         """The study of a fleet with the same options."""
         options = {f.name: getattr(self, f.name) for f in fields(HolOptions) if f.init}
         fleet = HolFleet(**options)
-        fleet.line = self.line
+        fleet.line, fleet.flags = self.line, self.flags
         return fleet
 
     async def loads(self) -> Sequence[tuple[str, int | None]]:
         if self.engine:
             raise InputError("--engine: only with --fleet; otherwise give each URL with --target")
+        if "max_num_batched_tokens" in self.flags:
+            raise InputError("--max-num-batched-tokens: give --chunks, its values to try")
         sizes = integers(self.chunks, "--chunks")[::-1]
         return [(t, s) for t in self.targets for s in (sizes if t.startswith(SIM) else [None])]
 
     async def row(self, load: tuple[str, int | None]) -> Row:
-        server = await self.open(*load)
+        target, size = load
+        server = await self.open(target, **({"max_num_batched_tokens": size} if size else {}))
         measured = await beside_a_chat(server, self.prompt_tokens)
-        return measured | {"max_num_batched_tokens": load[1]}
+        return measured | {"max_num_batched_tokens": size}
 
     async def more(self, rows: Sequence[Row]) -> None:
         """Measure a fleet of a simulated engine, too."""

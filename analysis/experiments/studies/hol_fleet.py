@@ -102,7 +102,7 @@ class HolFleet(HolOptions):
                 raise InputError(
                     "--fleet: give the URL of each engine behind the proxy with --engine"
                 )
-            return [(THEIRS, way) for way in await ways_of(self, self.engine, self.gpus, None)]
+            return [(THEIRS, way) for way in await ways_of(self, self.engine, self.gpus)]
         check_no_engines(self.engine)
         chunked = self.engine_config()
         return [

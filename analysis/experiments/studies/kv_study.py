@@ -26,6 +26,7 @@ from forebay.analysis.experiments.systems import PlayedLoad, Way
 from forebay.analysis.experiments.target import SIM, StudyFailed
 from forebay.analysis.kv.plan import Choices, choose_gpu, make_plan
 from forebay.replay.results.row import Row as RequestRow
+from forebay.traces.ground.command_line.options import same_named
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 
@@ -85,10 +86,7 @@ class KvCache(Study):
 
     async def loads(self) -> Sequence[int]:
         """Count upwards: a few steps to the requests that fit, then one by one beyond them."""
-        changed = self.kv_cache_dtype != "auto" or self.gpu_memory_utilization != 0.9
-        if changed and self.target.startswith(SIM):
-            raise InputError("--kv-cache-dtype, --gpu-memory-utilization: fixed for a sim: target")
-        self.way = await one_way(self, self.max_num_batched_tokens, self.max_num_seqs)
+        self.way = await one_way(self)
         self.measured = self.way.about.name
         if not self.way.pools:
             raise InputError(
@@ -179,12 +177,7 @@ class KvCache(Study):
         if about.model is None or about.gpu is None:
             return None
         gpu = choose_gpu(about.gpu.name, about.gpu.memory_gib)
-        choices = Choices(
-            kv_cache_dtype=self.kv_cache_dtype,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-        )
+        choices = Choices(**same_named(self, Choices) | self.flags_of(Choices))
         plan = make_plan(about.model.shape, gpu, choices)
         return plan.budget.pool_tokens(plan.max_model_len)
 

@@ -11,7 +11,6 @@ from forebay.analysis.experiments.result import Column, Row
 from forebay.analysis.experiments.study import Study, integers
 from forebay.analysis.experiments.target import SIM
 from forebay.analysis.kv.plan import Choices, Plan, check_fits, choose_gpu, make_plan
-from forebay.replay.engine.flags import GpuMemoryUtilization
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.ground.errors import InputError
 
@@ -52,7 +51,6 @@ class Memory(Study):
         int, typer.Option(min=1, help="Tokens that a request has on average.")
     ] = 512
     requests: Annotated[int, typer.Option(min=1, help="Requests of the columns in GiB.")] = 100
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9
     plan: Plan = field(init=False)
 
     async def loads(self) -> Sequence[int]:
@@ -60,7 +58,7 @@ class Memory(Study):
             raise InputError(f"--target {self.target}: memory is arithmetic; give sim:MODEL@GPU")
         config = self.engine_config()
         gpu = choose_gpu(config.gpu_spec.name, config.gpu_spec.memory_gib)
-        choices = Choices(gpu_memory_utilization=self.gpu_memory_utilization)
+        choices = Choices(**self.flags_of(Choices))
         self.plan = make_plan(config.model_spec.shape, gpu, choices)
         check_fits(self.plan, self.used_tokens)
         lengths = integers(self.max_model_lens, "--max-model-lens")

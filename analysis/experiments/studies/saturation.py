@@ -15,7 +15,6 @@ from forebay.analysis.experiments.http_system import one_way
 from forebay.analysis.experiments.load_stats import middle_rate, percentile, ttfts
 from forebay.analysis.experiments.result import FILLED, Column, Row
 from forebay.analysis.experiments.study import (
-    Batched,
     PromptTokens,
     Seed,
     Study,
@@ -88,10 +87,6 @@ class Saturation(Study):
     duration: Annotated[
         float, a_time("Time of each rate of --rates.", "--duration", least_s=30)
     ] = 120.0
-    max_num_batched_tokens: Batched = None
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Only for a sim: target; default: 256.")
-    ] = None
     requests: Annotated[
         int | None,
         typer.Option(
@@ -117,7 +112,7 @@ class Saturation(Study):
             raise InputError(
                 "--concurrency, --rates: give 3 loads or more: a knee lies between two"
             )
-        self.way = await one_way(self, self.max_num_batched_tokens, self.max_num_seqs)
+        self.way = await one_way(self)
         self.measured = self.way.about.name
         self.way.about.check_length(
             self.prompt_tokens + self.output_tokens * 3 // 2,
@@ -189,7 +184,7 @@ class Saturation(Study):
             return
         seats = int(rows[at]["load"])
         if seats != self.way.max_num_seqs:
-            advised = await one_way(self, self.max_num_batched_tokens, seats)
+            advised = await one_way(self, max_num_seqs=seats)
             self.tried = await self.at_concurrency(advised, int(rows[-1]["load"]))
 
     def knee(self, rows: Sequence[Row]) -> tuple[int | None, str, float]:

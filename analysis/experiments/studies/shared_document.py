@@ -13,7 +13,7 @@ from forebay.analysis.experiments.gauges import GaugeSample
 from forebay.analysis.experiments.http_system import measured_by, ways_of
 from forebay.analysis.experiments.load_stats import hit_ratio, ttfts
 from forebay.analysis.experiments.result import VARIED, Column, Row
-from forebay.analysis.experiments.study import Batched, Engines, Gpus, Seed, Study
+from forebay.analysis.experiments.study import Engines, Gpus, Seed, Study
 from forebay.analysis.experiments.systems import PROXY, PlayedLoad, Way
 from forebay.analysis.statistics.units import duration, ratio
 from forebay.traces.ground.errors import InputError
@@ -94,7 +94,6 @@ class SharedDocumentStudy(Study):
         0.02
     )
     gpus: Gpus = 2
-    max_num_batched_tokens: Batched = None
     seed: Seed = 0
     ways: Sequence[Way] = field(init=False)
     played: dict[str, Mapping[str, PlayedLoad]] = field(default_factory=dict, init=False)
@@ -103,8 +102,7 @@ class SharedDocumentStudy(Study):
         """Play all phases on every way. Each phase of a way is a load."""
         phases = self.requests()
         longest = phases[0][0].input_tokens + self.output_tokens
-        batched = self.max_num_batched_tokens
-        self.ways = await ways_of(self, self.engine, self.gpus, batched, watched=True)
+        self.ways = await ways_of(self, self.engine, self.gpus, watched=True)
         self.measured = measured_by(self.ways)
         for way in self.ways:
             way.about.check_length(longest, f"--document-tokens {self.document_tokens}")

@@ -40,7 +40,9 @@ def trade_off() -> dict[int, dict[str, Any]]:
     """
 
     def target(size: int) -> SimTarget:
-        return SimTarget(replace(sim_config(PHI, None, size), async_scheduling=False), PHI)
+        return SimTarget(
+            replace(sim_config(PHI, None, max_num_batched_tokens=size), async_scheduling=False), PHI
+        )
 
     return {
         size: asyncio.run(beside_a_chat(target(size), 120_000)) for size in (131_072, 8_192, 512)
@@ -76,7 +78,9 @@ def test_the_same_over_http_in_virtual_time() -> None:
             return await beside_a_chat(target, 30_000)
 
     big, small = run(live(131_072)), run(live(512))
-    simulated = asyncio.run(beside_a_chat(SimTarget(sim_config(PHI, None, 131_072), PHI), 30_000))
+    simulated = asyncio.run(
+        beside_a_chat(SimTarget(sim_config(PHI, None, max_num_batched_tokens=131_072), PHI), 30_000)
+    )
     assert big["worst_gap_s"] == pytest.approx(simulated["worst_gap_s"], rel=0.02)
     assert big["upload_ttft_s"] == pytest.approx(simulated["upload_ttft_s"], rel=0.05)
     assert small["worst_gap_s"] < big["worst_gap_s"] / 10

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -127,8 +128,21 @@ def given_options(context: typer.Context, options: Any) -> dict[str, Any]:
     return {
         field.name: getattr(options, field.name)
         for field in fields(options)
-        if getattr(context.get_parameter_source(field.name), "name", "DEFAULT") != "DEFAULT"
+        if is_given(context, field.name)
     }
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether the user gave an option, even with the value of its default."""
+    return getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"
+
+
+def hidden_option(option: inspect.Parameter) -> inspect.Parameter:
+    """Return an option that a command takes without a line in its help."""
+    kind, info = get_args(option.annotation)
+    info = copy(info)
+    info.hidden = True
+    return option.replace(annotation=Annotated[kind, info])
 
 
 def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -58,7 +58,7 @@ def saturation_of(way: Way) -> Saturation:
 
 
 def one_engine(**options: Any) -> SimWay:
-    config = replace(sim_config(PHI, None, None), **options)
+    config = replace(sim_config(PHI, None), **options)
     return SimWay(IN_TURN, Scenario(config, 1, DIRECT), PHI, watched=True)
 
 
@@ -121,7 +121,7 @@ def test_a_rate_is_followed_until_it_is_not() -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_closed_loop_keeps_so_many_in_flight_and_answers_all(exact: bool) -> None:
-    engine = served_engine(sim_config(PHI, None, None), exact=exact)
+    engine = served_engine(sim_config(PHI, None), exact=exact)
     outcomes = closed_loop(rows(30, output=50), engine, "gpu0", 4)
     assert len(outcomes) == 30
     times = [(outcome.request.arrival_s, outcome.finished_s) for outcome in outcomes]
@@ -287,7 +287,7 @@ def shared(users: int) -> SharedDocumentStudy:
 
 
 def test_a_cache_that_is_off_is_not_called_shared() -> None:
-    config = replace(sim_config(PHI, None, None), enable_prefix_caching=False)
+    config = replace(sim_config(PHI, None), enable_prefix_caching=False)
     (way, _) = sim_ways(PHI, Scenario(config, 1), watched=True)
     study = shared(6)
     study.ways = [way]
@@ -332,7 +332,7 @@ def test_requests_that_the_proxy_admits_in_a_flood_are_in_time() -> None:
     are late: the targets leave no room for what the streams of others and the prompts before a chat
     keep the API server and the engine busy with.
     """
-    config, slos = sim_config(LLAMA, None, None), default_slos(DEFAULT_BUCKETS)
+    config, slos = sim_config(LLAMA, None), default_slos(DEFAULT_BUCKETS)
     scenario = Scenario(config, 2, proxy=flood.config_for(slos))
     way = SimWay(PROXY, scenario, "x", watched=False)
     told = []
