@@ -88,6 +88,10 @@ class Way:
         """Send all requests, `at_once` in flight. Raises StudyFailed."""
         raise NotImplementedError
 
+    def api_server_s(self, prompt_tokens: int) -> float | None:
+        """Seconds that a text spends in an idle API server. None if nobody knows."""
+        return None
+
 
 class WatchedEngine(SteppingEngine):
     """An engine that records its gauges after every step."""
@@ -146,6 +150,10 @@ class SimWay(Way):
         outcomes = closed_loop(rows, self._engine("gpu0", samples), "gpu0", at_once)
         seen = [row_since(outcome, 0.0) for outcome in outcomes]
         return PlayedLoad(seen, samples).checked(self.name)
+
+    def api_server_s(self, prompt_tokens: int) -> float | None:
+        times = self._scenario.engine.step_constants().server_times()
+        return times.alone_s(prompt_tokens)
 
     def _engine(self, name: str, samples: list[GaugeSample]) -> ServedEngine:
         if not self._watched:

@@ -22,7 +22,7 @@ from forebay.analysis.experiments.study import (
     numbers,
 )
 from forebay.analysis.experiments.systems import PlayedLoad, SimWay, Way
-from forebay.analysis.experiments.target import SIM
+from forebay.analysis.experiments.target import MOST_SEQUENCES, SIM
 from forebay.analysis.statistics.knee import (
     FLAT,
     FLAT_THROUGHOUT,
@@ -34,6 +34,7 @@ from forebay.analysis.statistics.knee import (
     last_followed,
 )
 from forebay.analysis.statistics.units import duration, ratio
+from forebay.replay.results.row import Row as Reply
 from forebay.traces.ground.command_line.options import a_time
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -41,6 +42,8 @@ from forebay.traces.synth.arrivals import arrival_times
 
 LEAST_URL, LEAST_SIM = 24, 200  # fewest requests of a load
 ROUNDS = 5  # fewest requests of a level per request in flight
+MORE_SEATS = 4
+START = 2  # of them are sent until the load is steady, at most
 KV_FULL = 0.9
 
 
@@ -60,6 +63,7 @@ class Saturation(Study):
         Column("load", "in flight", "count"),
         Column("requests_per_s", "completed", "rate"),
         Column("tokens_per_s", "tokens/s", "count"),
+        Column("steady", "n", "count"),
         Column("ttft_s", "TTFT p50"),
         Column("ttft_p95_s", "p95"),
         Column("ttft_p99_s", "p99"),
@@ -91,12 +95,13 @@ class Saturation(Study):
         int | None,
         typer.Option(
             min=1,
-            help="Fewest requests of a load: a p95 needs 200, a p99 1000; default: 24, "
-            "for a sim: target 200.",
+            help="Fewest requests of a load whose latency counts: a p95 needs 200, a p99 1000; "
+            "default: 24, for a sim: target 200.",
         ),
     ] = None
     seed: Seed = 0
     way: Way = field(init=False)
+    seats_tried: int | None = field(default=None, init=False)
     tried: Row | None = field(default=None, init=False)
 
     @property
@@ -126,8 +131,11 @@ class Saturation(Study):
         return await self.at_concurrency(self.way, int(load))
 
     async def at_concurrency(self, way: Way, at_once: int) -> Row:
-        """Throughput of the steady part: after one round of answers, before the last is sent."""
-        rows = self._unpaced(at_once, max(self._least, ROUNDS * at_once))
+        """Throughput and latency of the steady part: after one round of answers.
+
+        The requests of the first round begin together, so their prefills wait for one another.
+        """
+        rows = self._unpaced(at_once, max(self._least + START * at_once, ROUNDS * at_once))
         load = await way.closed(f"closed-{at_once}", rows, at_once)
         done = sorted(
             (reply.done_s, reply.asked_tokens or 0)
@@ -141,19 +149,26 @@ class Saturation(Study):
         steady = length > 0 and len(within) >= at_once / 2
         return _row(
             load,
+            [reply for reply in load.seen if (reply.intended_s or 0.0) >= start] or load.seen,
             at_once,
             len(within) / length if steady else len(done) / done[-1][0],
             sum(within) / length if steady else sum(t for _, t in done) / done[-1][0],
         )
 
     async def at_rate(self, rate: float) -> Row:
-        """Throughput of the middle 80 % of the answers, and of the same part of the arrivals."""
+        """Throughput of the middle 80 % of the answers, and of the same part of the arrivals.
+
+        Latency is of the requests after the first tenth, in which the engine fills.
+        """
         load = (await self.way.play(f"rate-{rate:g}", self._paced(rate)))[0]
         done, offered = load.done_s, middle_rate(load.due_s)
         # A share of all requests sent: a server that rejects half of them completes half the rate.
         achieved = middle_rate(done) * len(done) / len(load.seen)
         tokens = sum(reply.asked_tokens or 0 for reply in load.answered)
-        row = _row(load, rate, achieved, tokens * achieved / len(done))
+        steady = sorted(load.seen, key=lambda reply: reply.intended_s or 0.0)[
+            len(load.seen) // 10 :
+        ]
+        row = _row(load, steady, rate, achieved, tokens * achieved / len(done))
         return row | {"offered_per_s": offered}
 
     @property
@@ -178,13 +193,26 @@ class Saturation(Study):
         return [replace(row, arrival_s=at * stretch) for row, at in zip(rows, times, strict=True)]
 
     async def more(self, rows: Sequence[Row]) -> None:
-        """Run the largest load of a simulated engine again with the advised max_num_seqs."""
+        """Run the largest load of a simulated engine again with the advised max_num_seqs.
+
+        A knee at max_num_seqs says nothing about the engine, so the loads from there on are run
+        with more seats.
+        """
         at, _, _ = self.knee(rows)
-        if self.paced or at is None or at == len(rows) - 1 or not isinstance(self.way, SimWay):
+        seats = self.way.max_num_seqs
+        if self.paced or at is None or seats is None or not isinstance(self.way, SimWay):
             return
-        seats = int(rows[at]["load"])
-        if seats != self.way.max_num_seqs:
-            advised = await one_way(self, max_num_seqs=seats)
+        knee = int(rows[at]["load"])
+        if knee >= seats:
+            self.seats_tried = max(MOST_SEQUENCES, MORE_SEATS * seats)
+            wider = await one_way(self, max_num_seqs=self.seats_tried)
+            loads = [int(row["load"]) for row in rows[at:] if row["load"] <= self.seats_tried]
+            tried = [await self.at_concurrency(wider, load) for load in loads]
+            best, _, _ = self.knee(tried)
+            self.tried = tried[-1 if best is None else best]
+        elif at < len(rows) - 1:
+            self.seats_tried = knee
+            advised = await one_way(self, max_num_seqs=knee)
             self.tried = await self.at_concurrency(advised, int(rows[-1]["load"]))
 
     def knee(self, rows: Sequence[Row]) -> tuple[int | None, str, float]:
@@ -228,16 +256,22 @@ class Saturation(Study):
             "last_doubling_gain": gain if gain != float("inf") else None,
             "max_num_seqs": seats,
             "max_num_seqs_known": how,
-            "advised_max_num_seqs": None if self.paced or knee is None else int(knee["load"]),
+            "advised_max_num_seqs": None if self.paced or knee is None else self._advised(knee),
             "with_advised": self.tried,
         }
         self.notes += [f"knee: {rule}", f"max_num_seqs: {seats or 'unknown'} ({how})"]
         self.note_failed(rows, "failed and count as not completed")
+        self.note("n: requests whose latency counts; those until the load is steady are left out")
         few = rows[0].get("ttft_p99_s") is None
         self.note("a p95 needs 200 requests of a load and a p99 1,000: --requests 1000", when=few)
         if knee is None:
             return self._no_knee(rows, gain)
-        return self._saturated(rows, knee) + self._advice(rows[-1])
+        return self._saturated(rows, knee) + self._advice(knee, rows[-1])
+
+    def _advised(self, knee: Row) -> int:
+        seats = self.way.max_num_seqs
+        capped = seats is not None and knee["load"] >= seats and self.tried is not None
+        return int((self.tried if capped and self.tried else knee)["load"])
 
     def _saturated(self, rows: Sequence[Row], knee: Row) -> str:
         last = rows[-1]
@@ -254,11 +288,19 @@ class Saturation(Study):
         later = ratio(last["ttft_s"] / knee["ttft_s"])
         return f"{words}. At {last['load']:g}, throughput is {more:+.0%} and TTFT {later} as long."
 
-    def _advice(self, last: Row) -> str:
-        """Describe the effect of the advised max_num_seqs at the largest load."""
+    def _advice(self, knee: Row, last: Row) -> str:
+        """Describe the effect of the advised max_num_seqs at the largest load, or of more seats."""
         advised, tried = self.facts["advised_max_num_seqs"], self.tried
+        seats = self.way.max_num_seqs
         if advised is None:
             return ""
+        if seats is not None and knee["load"] >= seats and tried is not None:
+            more = ratio(tried["tokens_per_s"] / knee["tokens_per_s"])
+            return (
+                f" The knee is max_num_seqs itself, {seats}. With --max-num-seqs "
+                f"{self.seats_tried}, {tried['load']:g} in flight have {more} the output tokens/s "
+                f"({tried['tokens_per_s']:,.0f}) at {duration(tried['tpot_s'])} per token."
+            )
         words = f" Give --max-num-seqs {advised}"
         if tried is None:
             return words + "."
@@ -298,19 +340,20 @@ class Saturation(Study):
         return document(Panel(throughput, x, tokens, note), Panel(times, x, Axis("time"), note))
 
 
-def _row(load: PlayedLoad, level: float, per_s: float, tokens_per_s: float) -> Row:
+def _row(
+    load: PlayedLoad, steady: Sequence[Reply], level: float, per_s: float, tokens_per_s: float
+) -> Row:
     samples = load.samples
-    times = ttfts(load.seen)
+    times = ttfts(steady) or ttfts(load.seen)
     return {
         "load": level,
         "requests_per_s": per_s,
         "tokens_per_s": tokens_per_s,
+        "steady": len(times),
         "ttft_s": median(times),
         "ttft_p95_s": percentile(times, 95),
         "ttft_p99_s": percentile(times, 99),
-        "tpot_s": median(
-            [reply.tpot_s for reply in load.seen if reply.tpot_s is not None] or [0.0]
-        ),
+        "tpot_s": median([reply.tpot_s for reply in steady if reply.tpot_s is not None] or [0.0]),
         "running": max((sample.running for sample in samples), default=None),
         "waiting": max((sample.waiting for sample in samples), default=None),
         "kv_share": max((sample.kv_share for sample in samples), default=None),

@@ -20,8 +20,8 @@ from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth import documents
 
-FIRST, OTHERS, ALONE, AT_ONCE = "first", "the others", "one more", "all at once"
-PHASES = (FIRST, OTHERS, ALONE, AT_ONCE)
+FIRST, OTHERS, ALONE, ALL_COLD = "first", "the others", "one more", "all, cold"
+PHASES = (FIRST, OTHERS, ALONE, ALL_COLD)
 OTHER_DOCUMENT = 1 << 32  # added to block ids: a text that shares nothing with the first
 FLAT = 0.05  # share of a copy: KV use that grows less with each user is flat
 
@@ -56,9 +56,10 @@ class KvUse:
 class SharedDocumentStudy(Study):
     """Many users, one document: TTFT cold and cached, hit ratio, and KV use.
 
-    One user asks alone, then the others together, then one more alone. At last
-    all ask together about a second document. A sim: target runs without the proxy
-    (round robin) and with it. --engine also measures the engines behind a URL.
+    One user asks alone, then the others one after another, then one more alone. At
+    last all ask about a second document, which no engine holds. A sim: target runs
+    without the proxy (round robin) and with it. --engine also measures the engines
+    behind a URL.
 
     Example:  forebay experiment shared-document --target sim:llama-3-8b@h200 --out runs/shared
     """
@@ -90,9 +91,7 @@ class SharedDocumentStudy(Study):
         int, typer.Option(min=1, help="Tokens of each user's own question.")
     ] = 64
     output_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128
-    apart: Annotated[float, typer.Option(min=0, help="Seconds between users who ask together.")] = (
-        0.02
-    )
+    apart: Annotated[float, typer.Option(min=0, help="Seconds from one user to the next.")] = 0.5
     gpus: Gpus = 2
     seed: Seed = 0
     ways: Sequence[Way] = field(init=False)
@@ -188,14 +187,14 @@ class SharedDocumentStudy(Study):
         KV use is flat if a user adds hardly more than the own question and answer. A copy of the
         document on another engine belongs to no user and is counted apart.
         """
-        first, others, alone, at_once = (of[phase] for phase in PHASES)
+        first, others, alone, all_cold = (of[phase] for phase in PHASES)
         (request,), (other, *_), *_ = self.requests()
         shared = shared_tokens(request, other)
         own = request.input_tokens + request.output_tokens - shared
         grown = others["kv_tokens_per_user"]
         self.facts |= {
             "cold": first["cold"] + others["cold"],
-            "cold_at_once": at_once["cold"],
+            "cold_of_all": all_cold["cold"],
             "ttft_cold_s": first["ttft_s"],
             "ttft_cached_s": None if alone["cold"] else alone["ttft_s"],
             "ttft_cached_beside_others_s": others["ttft_s"],
@@ -203,12 +202,13 @@ class SharedDocumentStudy(Study):
             "hit_ratio_of_the_others": others["hit_ratio"],
             "kv_tokens_per_added_user": grown,
             "kv_document_copies": others["kv_copies"],
-            "kv_document_copies_at_once": at_once["kv_copies"],
-            "kv_tokens_per_user_at_once": at_once["kv_tokens_per_user"],
+            "kv_document_copies_of_all": all_cold["kv_copies"],
+            "kv_tokens_per_user_of_all": all_cold["kv_tokens_per_user"],
             "kv_flat": None if grown is None else grown < own + FLAT * shared,
             "document_tokens": shared,
             "own_tokens": own,
             "prompt_tokens": request.input_tokens,
+            "api_server_s": self.ways[0].api_server_s(request.input_tokens),
         }
 
     def _words(self, way: str) -> str:
@@ -222,20 +222,22 @@ class SharedDocumentStudy(Study):
         hit = "no cache hit for a single later user"
         if faster is not None:
             hit = f"a cache hit {duration(facts['ttft_cached_s'])} ({ratio(faster)} shorter)"
-        at_once = "once" if facts["cold_at_once"] == 1 else f"{facts['cold_at_once']} times"
+            if facts["api_server_s"] is not None:
+                hit += f", of which the API server takes {duration(facts['api_server_s'])}"
+        times = "once" if facts["cold_of_all"] == 1 else f"{facts['cold_of_all']} times"
         return (
             f"The document was computed for {cold} of {users} users{way}. TTFT is "
-            f"{duration(facts['ttft_cold_s'])} cold, with {hit}. The others ask together: their "
-            f"median is {duration(facts['ttft_cached_beside_others_s'])}, and they find "
+            f"{duration(facts['ttft_cold_s'])} cold, with {hit}. The others ask {self.apart:g} s "
+            f"apart: their median is {duration(facts['ttft_cached_beside_others_s'])}, they find "
             f"{facts['hit_ratio_of_the_others']:.1%} of their tokens cached{kv_words(facts)}. "
-            f"When all asked at once, the document was computed {at_once}."
+            f"A document that no engine held was computed {times} for {users} users."
         )
 
     def plot(self, rows: Sequence[Row]) -> str:
         waits, used, most = [], [], 1
         for way in self.ways:
-            first, others, _, at_once = self.played[way.name].values()
-            for name, of in (("one first", [*first.seen, *others.seen]), ("at once", at_once.seen)):
+            first, others, _, cold = self.played[way.name].values()
+            for name, of in (("one first", [*first.seen, *others.seen]), (ALL_COLD, cold.seen)):
                 points = [(float(place), t) for place, t in enumerate(sorted(ttfts(of)), start=1)]
                 waits.append(Series(f"{way.name}, {name}", points))
                 most = max(most, len(of))
@@ -245,6 +247,8 @@ class SharedDocumentStudy(Study):
                     peaks[use.running] = max(peaks.get(use.running, 0.0), use.total)
             if peaks:
                 used.append(Series(way.name, [(float(n), t) for n, t in sorted(peaks.items())]))
+        if (api_s := self.facts["api_server_s"]) is not None:
+            waits.append(Series("API server alone", (), [(1.0, api_s), (float(most), api_s)]))
         users = Axis("users, fastest first", count_label, log=False)
         panels = [Panel(waits, users, Axis("TTFT"))]
         if used:

@@ -244,6 +244,7 @@ def test_a_copy_on_another_engine_is_no_growth_of_users(
 ) -> None:
     """A copy takes a free engine 0.5 s, and saves five users as much of tokenizing and decoding."""
     words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
+    words = (*words, "--apart", "0.02")
     found = study("shared-document", tmp_path, *words)
     for way, copies in ((IN_TURN, gpus), (PROXY, copies_of_proxy)):
         row = next(r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others"))
@@ -258,6 +259,16 @@ def test_a_copy_on_another_engine_is_no_growth_of_users(
     if copies_of_proxy > 1:
         held = f"{copies_of_proxy} engines hold a copy each"
     assert f"KV use stayed flat: {held} of the document" in found["sentence"]
+
+
+def test_users_who_ask_one_after_another_wait_for_no_prefill(tmp_path: Path) -> None:
+    """Fifty at once are a queue at the API server, which tokenizes one text after the other."""
+    found = study("shared-document", tmp_path, "--users", "12", target=LLAMA)
+    of = {(row["way"], row["phase"]): row for row in found["rows"]}
+    proxy, in_turn = of[PROXY, "the others"], of[IN_TURN, "the others"]
+    assert (proxy["cold"], proxy["kv_copies"]) == (0, 1)
+    assert proxy["ttft_max_s"] < 0.3 < 3.0 < in_turn["ttft_max_s"]
+    assert 0.7 < found["facts"]["api_server_s"] / found["facts"]["ttft_cached_s"] < 0.9
 
 
 def test_a_copy_for_each_user_is_growth() -> None:
@@ -685,7 +696,9 @@ GONE = "http://127.0.0.1:9"
             ["kv", "--target", PHI, "--prompt-tokens", "131000"],
             "--prompt-tokens 131000 with its output: sim:phi-3-mini@h200-nvl takes at most 131072",
         ),
-        (["kv", "--target", PHI, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
+        (["prefill", "--target", GONE, "--tp", "2"], "--tensor-parallel-size: only for a sim:"),
+        (["prefill", "--target", PHI, "--tensor-parallel", "2"], "--tensor-parallel-size"),
+        (["hol", "--target", PHI, "--max-num-batched-tokens", "512"], "give --chunks"),
         (["needle", "--target", GONE], "cannot be reached"),
         (["needle", "--target", PHI, "--depths", "0,2"], "--depths 0,2"),
         (["needle", "--target", PHI, "--lengths", "200k"], "none fits"),
