@@ -1,9 +1,9 @@
 """`hol --fleet`: chats next to long documents, with and without the proxy and chunked prefill."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,12 @@ from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat
 from forebay.traces.synth.lengths import Fixed
 
 WHOLE, CHUNKED, THEIRS = "whole", "chunked", "as the servers are"
+FLAG, CLASS = "the flag", "the scheduler class"
+REMEDIES: Mapping[str, Mapping[str, Any]] = {
+    FLAG: {"long_prefill_token_threshold": 2048},
+    CLASS: {"scheduler_cls": "forebay"},
+}
+"""Settings of vLLM that shorten a step beside a long prompt, which no proxy can."""
 ALIKE = 0.1  # a smaller relative difference of stalls is called "does not change"
 REJECTED_SHARE = 0.01  # above this share, the sentence also states how many were rejected
 STALL_S = 0.5  # a gap between two tokens that a reader notices as a pause
@@ -105,9 +111,11 @@ class HolFleet(HolOptions):
             return [(THEIRS, way) for way in await ways_of(self, self.engine, self.gpus)]
         check_no_engines(self.engine)
         chunked = self.engine_config()
+        configs = {WHOLE: whole_prompts(chunked), CHUNKED: chunked}
+        configs |= {name: self.engine_config(**flags) for name, flags in REMEDIES.items()}
         return [
             (prefill, way)
-            for prefill, config in ((WHOLE, whole_prompts(chunked)), (CHUNKED, chunked))
+            for prefill, config in configs.items()
             for way in sim_ways(self.target, Scenario(config, self.gpus))
         ]
 
@@ -125,6 +133,11 @@ class HolFleet(HolOptions):
             f"stalled: chats with a gap of more than {STALL_S:g} s between two tokens; chat p99 "
             "and document (median): TTFT; about five questions per document"
         )
+        self.note(
+            f"{FLAG}: --long-prefill-token-threshold 2048; {CLASS}: vllm serve --scheduler-cls "
+            "with Forebay's",
+            when=any(row["prefill"] in REMEDIES for row in rows),
+        )
         few = any(row["ttft_p99_s"] is None for row in rows)
         self.note("–: a p99 needs 1,000 answered chats; raise --duration or --chat-rate", when=few)
         self.note(
@@ -137,12 +150,21 @@ class HolFleet(HolOptions):
             for row in rows
         }
         words = [f"Beside documents of {self.prompt_tokens:,} tokens"]
+        of = {(row["prefill"], row["way"]): row for row in rows}
         # Chunked prefill comes first, as vLLM does it.
-        for number, prefill in enumerate(dict.fromkeys(row["prefill"] for row in reversed(rows))):
-            of = {row["way"]: row for row in rows if row["prefill"] == prefill}
-            if prefill != THEIRS:
-                words.append(f"{'With' if number else 'with'} {prefill} prefill")
-            words.append(_compared(of[IN_TURN], of[PROXY]))
+        for prefill, begin in (
+            (THEIRS, ""), (CHUNKED, "with chunked prefill "), (WHOLE, "With whole prefill ")
+        ):  # fmt: skip
+            if (prefill, PROXY) in of:
+                words.append(begin + _compared(of[prefill, IN_TURN], of[prefill, PROXY]))
+        # The longest stall belongs to the engine's step, so its remedies are the engine's.
+        stalls = [
+            f"{duration(of[remedy, PROXY]['stall_s'])} with {remedy}"
+            for remedy in REMEDIES
+            if (remedy, PROXY) in of
+        ]
+        if stalls:
+            words.append(f"Behind the proxy the worst stall is {' and '.join(stalls)}.")
         return " ".join(words)
 
     def plot(self, rows: Sequence[Row]) -> str:

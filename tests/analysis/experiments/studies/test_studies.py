@@ -243,9 +243,8 @@ def test_a_copy_on_another_engine_is_no_growth_of_users(
     users: int, gpus: int, copies_of_proxy: int, tmp_path: Path
 ) -> None:
     """A copy takes a free engine 0.5 s, and saves five users as much of tokenizing and decoding."""
-    words = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
-    words = (*words, "--apart", "0.02")
-    found = study("shared-document", tmp_path, *words)
+    sizes = ("--users", str(users), "--document-tokens", "20000", "--gpus", str(gpus))
+    found = study("shared-document", tmp_path, *sizes, "--apart", "0.02")
     for way, copies in ((IN_TURN, gpus), (PROXY, copies_of_proxy)):
         row = next(r for r in found["rows"] if (r["way"], r["phase"]) == (way, "the others"))
         if way == IN_TURN:
