@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Annotated
 
 import typer
@@ -9,12 +10,14 @@ import typer
 from forebay.analysis.charts.panels import Axis, Panel, Series, count_label, document
 from forebay.analysis.experiments.result import Column, Row
 from forebay.analysis.experiments.server_study import ServerStudy, decode_work, prefill_work
-from forebay.analysis.experiments.study import integers
+from forebay.analysis.experiments.study import Seed, integers
+from forebay.analysis.experiments.target import SIM, Ask, MeasuredAnswer
 from forebay.analysis.statistics.units import ratio
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.traces.ground.errors import InputError
 
 PREFILL, DECODE = "prefill", "decode"
+STATIC_BATCHES = 20
 SHARES = ("flop_per_byte", "flop_per_s", "peak_share", "bandwidth_share", "bound")
 
 
@@ -36,12 +39,14 @@ class Phases(ServerStudy):
         Column("seconds", "time", "s", shown=False),
         Column("tokens_per_s", "tokens/s", "count"),
         Column("ratio", "ratio", "ratio"),
-        Column("flop_per_byte", "FLOP/byte", "figure"),
+        Column("flop_per_byte", "FLOP/B", "figure"),
         Column("flop_per_s", "FLOP/s", "count", shown=False),
         Column("peak_share", "peak", "share"),
         Column("bandwidth_share", "bandwidth", "share"),
         Column("bound", "bound by", "text"),
-        Column("static_slots", "static batch", "share"),
+        Column("static_slots", "static", "share", shown=False),
+        Column("static_tokens_per_s", "static tokens/s", "count", shown=False),
+        Column("continuous_tokens_per_s", "continuous", "count", shown=False),
     )
 
     lengths: Annotated[str, typer.Option(help="Prompt tokens of the prefills; k is 1,024.")] = (
@@ -54,6 +59,7 @@ class Phases(ServerStudy):
     output_tokens: Annotated[
         int, typer.Option(min=8, help="Output tokens of every decoding request.")
     ] = 256
+    seed: Seed = 0
     warm: list[Row] = field(default_factory=list, init=False)
     sheets: tuple[ModelSpec, GpuSpec] = field(init=False)
 
@@ -77,16 +83,41 @@ class Phases(ServerStudy):
             measured = await self.prefilled(size)
             self.warm.append(measured)
             tokens = prompt = measured["prompt_tokens"]
-            batch, seconds, slots = 1, measured["ttft_s"], None
+            batch, seconds, batching = 1, measured["ttft_s"], Row()
             work = prefill_work(tokens)
         else:
             measured = await self.decoded(size, self.output_tokens, self.prompt_tokens)
             tokens, batch, prompt = size, size, self.prompt_tokens
-            seconds, slots = measured["steady_itl_s"] or measured["tpot_s"], static_slots(batch)
+            seconds = measured["steady_itl_s"] or measured["tpot_s"]
+            batching = await self.batched(batch)
             work = decode_work(batch, prompt + self.output_tokens // 2)
-        row = {"phase": phase, "prompt_tokens": prompt, "batch": batch, "static_slots": slots}
+        row = {"phase": phase, "prompt_tokens": prompt, "batch": batch}
         row |= {"seconds": seconds, "tokens_per_s": tokens / seconds}
-        return row | self.reached(work, seconds, *SHARES)
+        return row | self.reached(work, seconds, *SHARES) | batching
+
+    async def batched(self, batch: int) -> Row:
+        """Play answers of unlike lengths in static batches, and with each slot refilled at once.
+
+        A static batch waits for its longest answer. The lengths are exponential. A server by URL
+        has slots of its own, so only a simulated engine is measured.
+        """
+        if not self.target.startswith(SIM):
+            return {}
+        dice = Random(f"{self.seed}:batches:{batch}")
+        lengths = [
+            2 + round(dice.expovariate(1 / self.output_tokens))
+            for _ in range(STATIC_BATCHES * batch)
+        ]
+        asks = [Ask(f"answer {i}", self.prompt_tokens, n) for i, n in enumerate(lengths)]
+        parts = [asks[i : i + batch] for i in range(0, len(asks), batch)]
+        static_s = [_last_s(await self.server.run(part)) for part in parts]
+        refilled = await self.open(self.target, max_num_seqs=batch)
+        slots = [batch * max(ask.output_tokens for ask in part) for part in parts]
+        return {
+            "static_slots": sum(lengths) / sum(slots),
+            "static_tokens_per_s": sum(lengths) / sum(static_s),
+            "continuous_tokens_per_s": sum(lengths) / _last_s(await refilled.run(asks)),
+        }
 
     def sentence(self, rows: Sequence[Row]) -> str:
         """Compare the phases. The ratios refer to the first decode row."""
@@ -110,8 +141,8 @@ class Phases(ServerStudy):
         # The notes state the assumptions of the FLOPs and of the static batch.
         self.notes[:0] = [
             "FLOPs and bytes are the least that the phase needs; overhead: below 40 % of the roof",
-            "static batch: share of slots that decode where a batch waits for its longest answer "
-            "(exponential lengths, 1/H(batch)); vLLM's continuous batching refills a slot at once",
+            "static: share of slots that decode where a batch waits for its longest answer "
+            f"({STATIC_BATCHES} batches, exponential lengths, played)",
         ]
         self.note_warm(self.warm)
         return (
@@ -121,7 +152,7 @@ class Phases(ServerStudy):
             f"FLOP/byte. A prefill of {short['prompt_tokens']:,} tokens has "
             f"{short['flop_per_byte']:,.0f} and is bound by {short['bound']}. A token of a batch "
             f"of {alone['batch']} has {alone['flop_per_byte']:.2f} and is bound by "
-            f"{alone['bound']}."
+            f"{alone['bound']}.{batching_words(rows, alone)}"
         )
 
     def plot(self, rows: Sequence[Row]) -> str:
@@ -141,11 +172,21 @@ class Phases(ServerStudy):
         return document(Panel(series, Axis("FLOP per byte", count_label), y, (ridge, "ridge")))
 
 
-def static_slots(batch: int) -> float:
-    """Return the share of slots that decode while a static batch waits for its longest answer.
+def batching_words(rows: Sequence[Row], alone: Row) -> str:
+    """What continuous batching gains, at the largest batch. Empty if it was not played."""
+    played = [row for row in rows if row.get("static_tokens_per_s") and row["batch"] > 1]
+    if not played:
+        return ""
+    row = max(played, key=lambda row: int(row["batch"]))
+    most = row["continuous_tokens_per_s"]
+    return (
+        f" With answers of unlike length, static batches of {row['batch']} keep "
+        f"{row['static_slots']:.0%} of their slots busy. To refill each slot at once gives "
+        f"{ratio(most / row['static_tokens_per_s'])} their tokens/s, and "
+        f"{ratio(most / alone['continuous_tokens_per_s'])} those of one request at a time."
+    )
 
-    For exponentially distributed lengths of mean m the longest of n has the mean m * H(n), where
-    H(n) = 1 + 1/2 + ... + 1/n, so the share is 1 / H(n). Continuous batching fills a free slot in
-    the next step: 1.0 while requests wait.
-    """
-    return 1.0 / sum(1.0 / slot for slot in range(1, batch + 1))
+
+def _last_s(answers: Sequence[MeasuredAnswer]) -> float:
+    """Seconds until the last token of all answers."""
+    return max(answer.events_s[-1] for answer in answers)

@@ -20,7 +20,7 @@ from forebay.analysis.experiments.load_stats import good, percentile
 from forebay.analysis.experiments.result import Result, doubted
 from forebay.analysis.experiments.studies import flood, needle, shared_document
 from forebay.analysis.experiments.studies.flood import Flood
-from forebay.analysis.experiments.studies.hol_fleet import THEIRS, HolFleet
+from forebay.analysis.experiments.studies.hol_fleet import REMEDIES, THEIRS, HolFleet
 from forebay.analysis.experiments.studies.kv_study import KvCache
 from forebay.analysis.experiments.studies.needle import Needle
 from forebay.analysis.experiments.studies.saturation import Saturation, seats_seen
@@ -740,11 +740,13 @@ def test_numbers_are_read_as_people_write_them() -> None:
 # The fleet of hol
 
 
-def test_hol_of_a_fleet_compares_four_ways(tmp_path: Path) -> None:
+def test_hol_of_a_fleet_measures_the_remedies(tmp_path: Path) -> None:
     words = ("--fleet", "--seconds", "40", "--prompt-tokens", "60000")
     found = study("hol", tmp_path, *words)
     of = {(row["way"], row["prefill"]): row for row in found["rows"]}
-    assert len(of) == 4
+    assert len(of) == 8
+    for remedy in REMEDIES:
+        assert of[PROXY, remedy]["stall_s"] < 0.5 * of[PROXY, "chunked"]["stall_s"]
     for way in (IN_TURN, PROXY):  # chunks shorten the stall whoever routes
         assert of[way, "chunked"]["stall_s"] < 0.5 * of[way, "whole"]["stall_s"]
     assert of[PROXY, "chunked"]["document_ttft_s"] < of[IN_TURN, "chunked"]["document_ttft_s"]
