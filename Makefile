@@ -209,6 +209,7 @@ studies: .venv/dev ## all studies in virtual time
 	  $(call STUDY,flood --seed $$seed,flood-$$seed) $(LLAMA) --loads 0.5,1.5,3 --duration 60 \
 	  ) & both="$$both $$!"; done; for one in $$both; do wait $$one || exit 1; done
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/doc_studies.py $(STUDIES_OUT)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/course.py
 
 study-h200: .venv/runtime ## vLLM alone and behind Forebay, on real GPUs
 	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh

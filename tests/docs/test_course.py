@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.course_models import MODELS
+from pages import course
 from pages import doc_studies as studies
 from pages.doc_cli import command_named
 from paths import ROOT
@@ -39,11 +41,9 @@ def test_every_item_of_the_course_has_a_verdict_and_no_difference_is_left_unexpl
         assert why.strip() or verdict == "works", number
 
 
-@pytest.mark.parametrize("name", studies.COURSE)
-def test_the_course_page_has_the_figures_of_the_studies(name: str) -> None:
-    ours = " ".join(here for _, _, _, _, here, *_ in items())
-    for figure in studies.course_figures(name):
-        assert figure in ours, "docs/research/course.md"
+@pytest.mark.parametrize("number", course.HERE)
+def test_a_row_has_the_figures_of_the_results(number: int) -> None:
+    assert HERE[number] == course.here(number), "make studies"
 
 
 def options_of(command: Any) -> set[str]:
@@ -89,28 +89,6 @@ def test_the_command_of_a_row_exists(number: int) -> None:
         check(code)
 
 
-LLAMA_2_7B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-    "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
-    "torch_dtype": "float16",
-}  # fmt: skip
-LLAMA_2_13B = LLAMA_2_7B | {
-    "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
-    "num_key_value_heads": 40, "intermediate_size": 13824,
-}  # fmt: skip
-LLAMA_2_70B = LLAMA_2_7B | {
-    "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "intermediate_size": 28672,
-}  # fmt: skip
-QWEN_1_5B = LLAMA_2_7B | {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 1536,
-    "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
-    "intermediate_size": 8960, "vocab_size": 151936, "max_position_embeddings": 32768,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": True,
-}  # fmt: skip
-MODELS = {"7b": LLAMA_2_7B, "13b": LLAMA_2_13B, "70b": LLAMA_2_70B, "1.5b": QWEN_1_5B}
-
 PRINTED = (
     # row, command, figures that it prints, and the same figures as the row has them
     (3, "kv --model phi-3-mini --gpu h200-nvl --lengths 1024,4096,32768,65536,128000",
@@ -154,16 +132,17 @@ def test_a_cheap_command_prints_the_figures_of_its_row(
 # The page of the studies.
 
 
-def test_the_page_of_studies_has_every_study_in_the_order_of_the_course() -> None:
-    text = studies.PAGE.read_text(encoding="utf-8")
-    assert studies.BLOCK.findall(text) == list(studies.ORDER)
+def test_every_study_has_a_lesson_in_the_order_of_the_course() -> None:
+    pages = dict.fromkeys(map(studies.page_of, studies.ORDER))
+    shown = [name for page in pages for name in studies.BLOCK.findall(page.read_text("utf-8"))]
+    assert shown == list(studies.ORDER)
     assert list(studies.results()) == [name for name in studies.ORDER if name in studies.results()]
 
 
 @pytest.mark.parametrize("name", studies.results())
 def test_a_block_equals_the_results(name: str) -> None:
     made = f"<!-- generated: study {name} -->\n\n{studies.block(name)}\n\n<!-- end -->"
-    assert made in studies.PAGE.read_text(encoding="utf-8"), "make studies"
+    assert made in studies.page_of(name).read_text(encoding="utf-8"), "make studies"
     assert (studies.PLOTS / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
@@ -173,3 +152,25 @@ def test_the_results_are_todays(name: str, tmp_path: Path) -> None:
     assert main([*words, "--out", str(tmp_path)]) == 0
     today = studies.kept(json.loads((tmp_path / "results.json").read_text(encoding="utf-8")))
     assert today == studies.results()[name], "make studies"
+
+
+EXERCISE = re.compile(r"Answer</summary>\*\*(.+?)\*\*\..*`forebay (.+?)`</details>")
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        found
+        for page in sorted(studies.LESSONS.glob("*.md"))
+        for found in EXERCISE.findall(page.read_text(encoding="utf-8"))
+    ],
+)
+def test_the_command_of_an_exercise_prints_its_answer(
+    answer: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line)
+    if "--out" in words:
+        words[words.index("--out") + 1] = str(tmp_path / "out")
+    assert main(words) == 0
+    printed = "".join(capsys.readouterr().out.split())
+    assert answer.replace(" ", "") in printed

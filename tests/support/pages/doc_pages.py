@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cases_page
 from guard_page import decisions
+from pages import course
 from pages import doc_cli as cli
 from pages import doc_reference as reference
 from pages import doc_results as results
@@ -49,6 +50,7 @@ BLOCKS: Mapping[str, Maker] = {
     "vLLM versions": reference.version_table,
     **{name: partial(studies.block, name.removeprefix("study ")) for name in studies.blocks()},
     **studies.TABLES,
+    "sizing": course.sizes,
 }
 
 

@@ -1,4 +1,4 @@
-"""The figures of docs/research/studies.md, which `make studies` writes.
+"""The figures of the studies in docs/research, which `make studies` writes.
 
 PYTHONPATH=tests/support python tests/support/pages/doc_studies.py runs/studies
 """
@@ -7,8 +7,8 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,17 @@ from pages.doc_cli import command_named
 from pages.doc_seeds import SEEDS, h200_table, rows_of, seeds_table
 from paths import RESULTS, ROOT
 
-from forebay.analysis.experiments.result import Column, cells_of, markdown_table
+from forebay.analysis.experiments.result import Column, markdown_table
 
 PAGE = ROOT / "docs/research/studies.md"
+LESSONS = ROOT / "docs/research/lessons"
+LESSON_OF = {
+    "prefill": "prefill-and-decode", "decode": "prefill-and-decode",
+    "phases": "prefill-and-decode", "memory": "kv-cache", "kv": "kv-cache",
+    "hol": "head-of-line", "hol-fleet": "head-of-line", "saturation": "saturation",
+    "shared-document": "shared-documents", "flood": "fail-fast",
+}  # fmt: skip
+"""The lesson that shows a study. The others are on PAGE."""
 DATA = RESULTS / "studies.json"
 PLOTS = ROOT / "docs/assets/studies"
 ORDER = (
@@ -34,43 +42,9 @@ VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
 
 
-COURSE: Mapping[str, Sequence[tuple[Mapping[str, Any], str]]] = {
-    "prefill": [
-        ({"prompt_tokens": 1024}, "ttft_s"),
-        ({"prompt_tokens": 4096}, "ttft_s"),
-        ({"prompt_tokens": 32768}, "ttft_s"),
-        ({"prompt_tokens": 65536}, "ttft_s"),
-        ({"prompt_tokens": 128000}, "ttft_s"),
-        ({"prompt_tokens": 4096}, "tokens_per_s"),
-        ({"prompt_tokens": 128000}, "tokens_per_s"),
-    ],
-    "decode": [
-        ({"batch": 1, "output_tokens": 2048}, "tokens_per_s"),
-        ({"batch": 1, "output_tokens": 128}, "tokens_per_s"),
-    ],
-    "phases": [
-        ({"phase": "prefill", "prompt_tokens": 4096}, "ratio"),
-        ({"phase": "prefill", "prompt_tokens": 512}, "flop_per_byte"),
-        ({"phase": "decode", "batch": 1}, "flop_per_byte"),
-        ({"phase": "decode", "batch": 16}, "static_slots"),
-    ],
-    "memory": [
-        ({"max_model_len": 2048}, "saved_share"),
-        ({"max_model_len": 2048}, "gain"),
-        ({"max_model_len": 2048}, "matrix_gib"),
-    ],
-    "hol": [
-        ({"max_num_batched_tokens": 131072}, "worst_gap_s"),
-        ({"max_num_batched_tokens": 512}, "worst_gap_s"),
-    ],
-    "hol-fleet": [
-        ({"way": way, "prefill": "chunked"}, key)
-        for way in ("proxy", "round robin")
-        for key in ("ttft_p99_s", "stalled_share", "stall_s")
-    ],
-    "shared-document": [({"way": "proxy", "phase": "one more"}, "ttft_s")],
-}
-"""Figures that docs/research/course.md has beside the course's: a cell of the row that matches."""
+def page_of(name: str) -> Path:
+    """The page that shows a study."""
+    return LESSONS / f"{LESSON_OF[name]}.md" if name in LESSON_OF else PAGE
 
 
 def blocks() -> list[str]:
@@ -87,7 +61,8 @@ def block(name: str) -> str:
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
     parts = [f"```\n{without_defaults(data['command'])}\n```"]
-    plot = f"![Plot of the study {name}](../assets/studies/{name}.svg)"
+    up = ".." if page_of(name) == PAGE else "../.."
+    plot = f"![Plot of the study {name}]({up}/assets/studies/{name}.svg)"
     if name in TABLES_OF:
         notes = "\n".join(f"- {note}" for note in data["notes"])
         parts += [markdown_table(columns, data["rows"]), plot, notes]
@@ -109,17 +84,6 @@ def without_defaults(line: str) -> str:
 def whole_cells(text: str) -> str:
     """Keep a number and its unit on one line, in cells that end with both."""
     return UNIT.sub("\N{NO-BREAK SPACE}", text)
-
-
-def course_figures(name: str) -> list[str]:
-    """The figures of a study that course.md has beside the course's."""
-    data = results()[name]
-    kinds = {column["key"]: column["kind"] for column in data["columns"]}
-    figures = []
-    for wanted, key in COURSE[name]:
-        (row,) = [r for r in data["rows"] if all(r.get(k) == v for k, v in wanted.items())]
-        figures += cells_of(Column(key, "", kinds[key]), [row[key]])
-    return figures
 
 
 @cache
@@ -180,17 +144,20 @@ def collect(folder: Path) -> None:
 
 
 def renew_page() -> None:
-    """Renew the blocks of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    makers: dict[str, Callable[[], str]] = {
-        **{name: partial(block, name.removeprefix("study ")) for name in blocks()},
-        **TABLES,
-    }
-    for name, made in makers.items():
-        begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{made()}\n\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+    """Renew the blocks of the pages."""
+    for name in ORDER:
+        renew_block(page_of(name), f"study {name}", block(name))
+    for name, made in TABLES.items():
+        renew_block(PAGE, name, made())
+
+
+def renew_block(page: Path, name: str, made: str) -> None:
+    """Write a generated block of a page anew."""
+    text = page.read_text(encoding="utf-8")
+    begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
+    before, _, rest = text.partition(begin)
+    text = f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

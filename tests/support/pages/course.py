@@ -1,0 +1,219 @@
+"""The figures of docs/research/course.md, from results of studies and of other commands.
+
+PYTHONPATH=tests/support python tests/support/pages/course.py
+
+plays COMMANDS again, which takes half a minute, and writes their figures to
+tests/bench/results/course.json. `make studies` does so after the studies.
+"""
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fakes.course_models import MODELS
+from pages.doc_studies import LESSONS, kept, renew_block, results, rounded
+from paths import RESULTS, ROOT
+from result_lines import markdown_table
+
+from forebay.analysis.experiments.result import Column, cells_of
+from forebay.proxy.cli import main
+
+PAGE = ROOT / "docs/research/course.md"
+DATA = RESULTS / "course.json"
+PHASES = "--lengths 256,512,2k --batches 1,16 --prompt-tokens 512"
+CHATS = "traces synth chat-beside-documents --duration 5m -o trace.jsonl"
+POOLS = "traces synth chat-beside-documents --duration 5m --document-tokens 60000 -o pools.jsonl"
+SIZED_USERS, SIZED_TOKENS = (50, 200), (8_000, 32_000, 100_000)
+SIZING = LESSONS / "sizing.md"
+COMMANDS: dict[str, str] = {
+    "7b": f"experiment phases --target sim:7b@a100 {PHASES}",
+    "13b": f"experiment phases --target sim:13b@a100 {PHASES}",
+    "70b": f"experiment phases --target sim:70b@a100 --tensor-parallel-size 4 {PHASES}",
+    "4090": "experiment saturation --target sim:1.5b@rtx-4090 --max-num-seqs 16 "
+    "--concurrency 1,2,4,8,16,32",
+    "100k": "size --users 50 --document-tokens 100000",
+    "14b, 2": "size --users 50 --document-tokens 100000 --model qwen2.5-14b "
+    "--tensor-parallel-size 2",
+    "14b, 4": "size --users 50 --document-tokens 100000 --model qwen2.5-14b "
+    "--tensor-parallel-size 4",
+    "tpot": "simulate trace.jsonl --slo tpot=50ms",
+    "pools": "simulate pools.jsonl --gpus 4 --load 0.7 --sweep pools=none,3+1",
+}
+COMMANDS |= {
+    f"{users} of {tokens}": f"size --users {users} --document-tokens {tokens} --quick"
+    for users in SIZED_USERS
+    for tokens in SIZED_TOKENS
+}
+"""Commands by the name that HERE uses. Models are those of the course, as config.json."""
+WRITTEN = (CHATS, POOLS)
+HERE: Mapping[int, str] = {
+    1: "{prefill|ttft_s|prompt_tokens=1024}, {prefill|ttft_s|prompt_tokens=4096}, "
+    "{prefill|ttft_s|prompt_tokens=32768}, {prefill|ttft_s|prompt_tokens=65536}, "
+    "{prefill|ttft_s|prompt_tokens=128000}",
+    2: "{prefill|tokens_per_s|prompt_tokens=4096} at 4,096, "
+    "{prefill|tokens_per_s|prompt_tokens=128000} at 128k",
+    6: "{decode|tokens_per_s|batch=1|output_tokens=128}, "
+    "{decode|tokens_per_s|batch=1|output_tokens=2048}",
+    8: "{phases|ratio|phase=prefill|prompt_tokens=4096}",
+    13: "{hol|worst_gap_s|max_num_batched_tokens=131072}",
+    14: "{hol|worst_gap_s|max_num_batched_tokens=512}",
+    16: "chat p99 {hol-fleet|ttft_p99_s|way=proxy|prefill=chunked} instead of "
+    "{hol-fleet|ttft_p99_s|way=round robin|prefill=chunked}; longest stall "
+    "{hol-fleet|stall_s|way=proxy|prefill=chunked}, with the flag "
+    "{hol-fleet|stall_s|way=proxy|prefill=the flag}, with the scheduler class "
+    "{hol-fleet|stall_s|way=proxy|prefill=the scheduler class}",
+    18: "knee at {saturation|load|knee=knee} in flight, "
+    "{saturation|requests_per_s|knee=knee}, {saturation|tokens_per_s|knee=knee} tokens/s",
+    19: "{shared-document|cold|way=proxy|phase=first} of 50 users waits for the prefill; the "
+    "others {shared-document|ttft_s|way=proxy|phase=the others}, at worst "
+    "{shared-document|ttft_max_s|way=proxy|phase=the others}; round robin at worst "
+    "{shared-document|ttft_max_s|way=round robin|phase=the others}",
+    20: "{shared-document|ttft_s|way=proxy|phase=one more}, cold "
+    "{shared-document|ttft_s|way=proxy|phase=first}",
+    21: "{shared-document|hit_ratio|way=proxy|phase=the others} of the others' tokens",
+    22: "each user adds {shared-document|kv_tokens_per_user|way=proxy|phase=the others} tokens",
+    23: "goodput at 3 times capacity {flood|goodput_per_s|way=proxy|load=3.0}, round robin "
+    "{flood|goodput_per_s|way=round robin|load=3.0}",
+    26: "50 users of 100k: {100k|recommended_gpus} H200",
+    27: "50 users: {14b, 2|servers} servers of {14b, 2|gpus_per_server}",
+    36: "7B {7b|seconds|phase=prefill|prompt_tokens=512} and "
+    "{7b|seconds|phase=decode|batch=1}; 13B {13b|seconds|phase=prefill|prompt_tokens=512} and "
+    "{13b|seconds|phase=decode|batch=1}; 70B on four "
+    "{70b|seconds|phase=prefill|prompt_tokens=512} and {70b|seconds|phase=decode|batch=1}",
+    37: "{phases|static_slots|phase=decode|batch=16} of 16 slots, played; to refill each at once "
+    "gives {phases|continuous_tokens_per_s|phase=decode|batch=16} tokens/s instead of "
+    "{phases|static_tokens_per_s|phase=decode|batch=16}, one request at a time "
+    "{phases|continuous_tokens_per_s|phase=decode|batch=1}",
+    38: "{phases|flop_per_byte|phase=prefill|prompt_tokens=512} FLOP/byte",
+    39: "{phases|flop_per_byte|phase=decode|batch=1} FLOP/byte",
+    42: "{memory|saved_share|max_model_len=2048}",
+    45: "four H200 at 70 %, chats beside documents of 60k: longest stall {pools|1.stall_s.max:.2f}"
+    " s in pools of 3+1, {pools|0.stall_s.max:.2f} s in four that do both",
+    52: "{7b|bound|phase=prefill|prompt_tokens=512}, "
+    "{7b|peak_share|phase=prefill|prompt_tokens=512} of peak",
+    57: "Qwen2.5-14B, 100k, 50 users: {14b, 2|recommended_gpus} GPUs in servers of 2, "
+    "{14b, 4|recommended_gpus} in servers of 4",
+    73: "{saturation|ttft_p99_s|load=1.0} alone, {saturation|ttft_p99_s|load=16.0} at 16, "
+    "{saturation|ttft_p99_s|load=512.0} at 512",
+    75: "{4090|tokens_per_s|load=1.0} to {4090|tokens_per_s|load=16.0} tokens/s",
+    76: "16 is the cap itself: {4090|tokens_per_s|load=16.0} tokens/s; with 256, "
+    "{4090|facts.with_advised.tokens_per_s:,.0f}",
+    108: "{memory|matrix_head_gib|max_model_len=2048}, {memory|matrix_gib|max_model_len=2048} GiB",
+    110: "{memory|gain|max_model_len=2048}",
+    112: "{4090|tokens_per_s|load=16.0} for {4090|tokens_per_s|load=1.0} tokens/s",
+    119: "{tpot|attainment:.1%} in time",
+}
+"""The cell "here" of a row: {study or command|key|cell=value ...}, or {command|path:format}."""
+PLACE = re.compile(r"\{([^{}]+)\}")
+ROW = re.compile(r"^(\| (\d+) \| (?:.+?) \| (?:.*?) \| (?:.+?) \| )(.+?)( \| .*)$", re.MULTILINE)
+
+
+def here(number: int) -> str:
+    """The cell of a row, from the committed results."""
+    return PLACE.sub(lambda place: _value(*place[1].split("|")), HERE[number])
+
+
+def _value(name: str, key: str, *where: str) -> str:
+    found = results().get(name) or commands()[name]
+    if not where:
+        path, _, form = key.partition(":")
+        return format(found["figures"][path], form)
+    wanted = dict(item.split("=", 1) for item in where)
+    (row,) = [r for r in found["rows"] if all(str(r.get(k)) == v for k, v in wanted.items())]
+    kinds = {column["key"]: column["kind"] for column in found["columns"]}
+    (cell,) = cells_of(Column(key, "", kinds[key]), [row[key]])
+    return cell
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """The committed results of COMMANDS by name."""
+    found: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return found
+
+
+def play(name: str, folder: Path) -> dict[str, Any]:
+    """Run a command in `folder`, which has the traces, and keep what HERE shows of it."""
+    words = shlex.split(COMMANDS[name])
+    for place, word in enumerate(words):
+        model = word.removeprefix("sim:").partition("@")[0]
+        if model in MODELS:
+            (folder / f"{model}.json").write_text(json.dumps(MODELS[model]))
+            words[place] = word.replace(model, str(folder / f"{model}.json"), 1)
+        elif word.endswith(".jsonl"):
+            words[place] = str(folder / word)
+    studied = words[0] == "experiment"
+    words += ["--out", str(folder / name), "--force"] if studied else ["--json"]
+    # Run it, and read what it printed or wrote.
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert main(words) == 0, COMMANDS[name]
+    text = printed.getvalue()
+    if studied:
+        text = (folder / name / "results.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+    kept_parts = {key: kept(found)[key] for key in ("columns", "rows")} if studied else {}
+    figures = {path: rounded(_at(found, path)) for path in _paths(name)}
+    return {"command": f"forebay {COMMANDS[name]}", "figures": figures, **kept_parts}
+
+
+def _paths(name: str) -> list[str]:
+    """The paths of a command's JSON that HERE or the table of sizes shows."""
+    if " of " in name:
+        return ["binding.resource", "recommended_gpus", "with_one_spare"]
+    places = [place.split("|") for row in HERE.values() for place in PLACE.findall(row)]
+    return sorted({key.partition(":")[0] for of, key, *where in places if of == name and not where})
+
+
+def _at(found: Any, path: str) -> Any:
+    for step in path.split("."):
+        found = found[int(step)] if step.isdigit() else found[step]
+    return found
+
+
+def write_traces(folder: Path) -> None:
+    """Write the traces that COMMANDS read."""
+    for line in WRITTEN:
+        words = shlex.split(line)
+        assert main([*words[:-1], str(folder / words[-1])]) == 0
+
+
+def sizes() -> str:
+    """The table of the lesson on sizing."""
+    rows = []
+    for users in SIZED_USERS:
+        for tokens in SIZED_TOKENS:
+            found = commands()[f"{users} of {tokens}"]["figures"]
+            gpus, spare = found["recommended_gpus"], found["with_one_spare"]
+            rows.append(
+                [f"{users}", f"{tokens:,}", f"{gpus}", f"{spare}", found["binding.resource"]]
+            )
+    heads = ["users", "document tokens", "H200", "with a spare", "what binds"]
+    return markdown_table(heads, rows)
+
+
+def renew_page() -> None:
+    """Renew the cells of the page that have figures, and the table of sizes."""
+    renew_block(SIZING, "sizing", sizes())
+    text = PAGE.read_text(encoding="utf-8")
+
+    def renewed(row: re.Match[str]) -> str:
+        number = int(row[2])
+        return f"{row[1]}{here(number)}{row[4]}" if number in HERE else row[0]
+
+    PAGE.write_text(ROW.sub(renewed, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as made:
+        write_traces(Path(made))
+        played = {name: play(name, Path(made)) for name in COMMANDS}
+    DATA.write_text(json.dumps(played, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    renew_page()
