@@ -125,7 +125,7 @@ async def one_way(study: Study, **flags: Any) -> Way:
     """One engine, simulated with its gauges recorded, or by URL. Raises InputError.
 
     Args:
-        flags: options of a simulated engine, before those that were given.
+        flags: options of a simulated engine, which replace the given ones.
     """
     if study.target.startswith(SIM):
         scenario = Scenario(study.engine_config(**flags), 1, DIRECT)

@@ -89,7 +89,7 @@ class Way:
         raise NotImplementedError
 
     def api_server_s(self, prompt_tokens: int) -> float | None:
-        """Seconds that a text spends in an idle API server. None if nobody knows."""
+        """Seconds that a text spends in an idle API server. None if it is unknown."""
         return None
 
 

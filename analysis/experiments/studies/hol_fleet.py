@@ -29,7 +29,7 @@ REMEDIES: Mapping[str, Mapping[str, Any]] = {
     FLAG: {"long_prefill_token_threshold": 2048},
     CLASS: {"scheduler_cls": "forebay"},
 }
-"""Settings of vLLM that shorten a step beside a long prompt, which no proxy can."""
+"""Settings of vLLM that shorten a step with a long prompt, which no proxy can."""
 ALIKE = 0.1  # a smaller relative difference of stalls is called "does not change"
 REJECTED_SHARE = 0.01  # above this share, the sentence also states how many were rejected
 STALL_S = 0.5  # a gap between two tokens that a reader notices as a pause

@@ -173,7 +173,7 @@ class Phases(ServerStudy):
 
 
 def batching_words(rows: Sequence[Row], alone: Row) -> str:
-    """What continuous batching gains, at the largest batch. Empty if it was not played."""
+    """Return the gain of continuous batching at the largest batch, if it was played."""
     played = [row for row in rows if row.get("static_tokens_per_s") and row["batch"] > 1]
     if not played:
         return ""

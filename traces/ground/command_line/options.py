@@ -133,7 +133,7 @@ def given_options(context: typer.Context, options: Any) -> dict[str, Any]:
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Return whether the user gave an option, even with the value of its default."""
+    """Return True if the user gave an option, even with the value of its default."""
     return getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"
 
 
