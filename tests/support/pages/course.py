@@ -2,7 +2,7 @@
 
 PYTHONPATH=tests/support python tests/support/pages/course.py
 
-plays COMMANDS again, which takes half a minute, and writes their figures to
+plays COMMANDS again, or those that are named, which takes a minute, and writes their figures to
 tests/bench/results/course.json. `make studies` does so after the studies.
 """
 
@@ -10,9 +10,11 @@ import io
 import json
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +24,9 @@ from pages.doc_studies import LESSONS, kept, renew_block, results, rounded
 from paths import RESULTS, ROOT
 from result_lines import markdown_table
 
+from forebay.analysis.experiments import STUDIES
 from forebay.analysis.experiments.result import Column, cells_of
+from forebay.analysis.experiments.studies.hol_fleet import HolFleet
 from forebay.proxy.cli import main
 
 PAGE = ROOT / "docs/research/course.md"
@@ -94,23 +98,28 @@ HERE: Mapping[int, str] = {
     38: "{phases|flop_per_byte|phase=prefill|prompt_tokens=512} FLOP/byte",
     39: "{phases|flop_per_byte|phase=decode|batch=1} FLOP/byte",
     42: "{memory|saved_share|max_model_len=2048}",
-    45: "four H200 at 70 %, chats beside documents of 60k: longest stall {pools|1.stall_s.max:.2f}"
-    " s in pools of 3+1, {pools|0.stall_s.max:.2f} s in four that do both",
+    45: "four H200 at 70 %, chats beside documents of 60k: longest stall "
+    "{pools|1.stall_ms.all.max:.0f} "
+    "ms in pools of 3+1, {pools|0.stall_ms.all.max:.0f} ms in four that do both",
     52: "{7b|bound|phase=prefill|prompt_tokens=512}, "
     "{7b|peak_share|phase=prefill|prompt_tokens=512} of peak",
     57: "Qwen2.5-14B, 100k, 50 users: {14b, 2|recommended_gpus} GPUs in servers of 2, "
     "{14b, 4|recommended_gpus} in servers of 4",
-    73: "{saturation|ttft_p99_s|load=1.0} alone, {saturation|ttft_p99_s|load=16.0} at 16, "
-    "{saturation|ttft_p99_s|load=512.0} at 512",
-    75: "{4090|tokens_per_s|load=1.0} to {4090|tokens_per_s|load=16.0} tokens/s",
-    76: "16 is the cap itself: {4090|tokens_per_s|load=16.0} tokens/s; with 256, "
+    73: "{saturation|ttft_p99_s|load=1} alone, {saturation|ttft_p99_s|load=16} at 16, "
+    "{saturation|ttft_p99_s|load=512} at 512",
+    75: "{4090|tokens_per_s|load=1} to {4090|tokens_per_s|load=16} tokens/s",
+    76: "16 is the cap itself: {4090|tokens_per_s|load=16} tokens/s; with 256, "
     "{4090|facts.with_advised.tokens_per_s:,.0f}",
-    108: "{memory|matrix_head_gib|max_model_len=2048}, {memory|matrix_gib|max_model_len=2048} GiB",
+    108: "16 MiB, 512 MiB, {memory|matrix_gib|max_model_len=2048} GiB",
     110: "{memory|gain|max_model_len=2048}",
-    112: "{4090|tokens_per_s|load=16.0} for {4090|tokens_per_s|load=1.0} tokens/s",
+    112: "{4090|tokens_per_s|load=16} for {4090|tokens_per_s|load=1} tokens/s",
     119: "{tpot|attainment:.1%} in time",
 }
 """The cell "here" of a row: {study or command|key|cell=value ...}, or {command|path:format}."""
+STUDY_KINDS = [
+    getattr(import_module(f"forebay.analysis.experiments.studies.{module}"), kind)
+    for module, kind in (place.split(":") for place in STUDIES)
+]
 PLACE = re.compile(r"\{([^{}]+)\}")
 ROW = re.compile(r"^(\| (\d+) \| (?:.+?) \| (?:.*?) \| (?:.+?) \| )(.+?)( \| .*)$", re.MULTILINE)
 
@@ -127,9 +136,15 @@ def _value(name: str, key: str, *where: str) -> str:
         return format(found["figures"][path], form)
     wanted = dict(item.split("=", 1) for item in where)
     (row,) = [r for r in found["rows"] if all(str(r.get(k)) == v for k, v in wanted.items())]
-    kinds = {column["key"]: column["kind"] for column in found["columns"]}
-    (cell,) = cells_of(Column(key, "", kinds[key]), [row[key]])
+    (cell,) = cells_of(Column(key, "", kinds_of(found["command"])[key]), [row[key]])
     return cell
+
+
+def kinds_of(command: str) -> dict[str, str]:
+    """The kind of each column of a study, by its key."""
+    kinds = [HolFleet] if "--fleet" in command else STUDY_KINDS
+    (kind,) = [k for k in kinds if k is HolFleet or command.split()[2] == k.NAME]
+    return {column.key: column.kind for column in kind.COLUMNS}
 
 
 @cache
@@ -174,6 +189,8 @@ def _paths(name: str) -> list[str]:
 
 def _at(found: Any, path: str) -> Any:
     for step in path.split("."):
+        if found is None:
+            return None
         found = found[int(step)] if step.isdigit() else found[step]
     return found
 
@@ -193,7 +210,7 @@ def sizes() -> str:
             found = commands()[f"{users} of {tokens}"]["figures"]
             gpus, spare = found["recommended_gpus"], found["with_one_spare"]
             rows.append(
-                [f"{users}", f"{tokens:,}", f"{gpus}", f"{spare}", found["binding.resource"]]
+                [f"{users}", f"{tokens:,}", f"{gpus}", f"{spare}", found["binding.resource"] or "–"]
             )
     heads = ["users", "document tokens", "H200", "with a spare", "what binds"]
     return markdown_table(heads, rows)
@@ -214,6 +231,9 @@ def renew_page() -> None:
 if __name__ == "__main__":
     with TemporaryDirectory() as made:
         write_traces(Path(made))
-        played = {name: play(name, Path(made)) for name in COMMANDS}
+        played = {name: play(name, Path(made)) for name in sys.argv[1:] or COMMANDS}
+    if len(played) < len(COMMANDS):
+        played = {**commands(), **played}
     DATA.write_text(json.dumps(played, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    commands.cache_clear()
     renew_page()

@@ -37,6 +37,8 @@ BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", 
 DIGITS = 6  # significant digits that are kept
 TABLES_OF = {"hol-fleet", "flood"}  # they compare ways; of the others the sentence has the answer
 WITH_A_FLEET = " Beside documents"  # here `hol` repeats the answer of the next study, `hol --fleet`
+HIDDEN = ("seconds", "static_slots", "static_tokens_per_s", "continuous_tokens_per_s"
+)  # fmt: skip
 UNIT = re.compile(r"(?<=\d) (?=(?:[mµp]?s|/s|%) (?:\||$))", re.MULTILINE)
 VALUE = re.compile(r" (--[\w-]+) (?!--)(\S+)")
 OWN_OPTIONS = re.compile(r" --(out \S+|force|time-scale \S+)")
@@ -100,8 +102,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def kept(study: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a results.json that the page needs: no dates, no hidden columns."""
+    """The parts of a results.json that the pages need: no dates, hidden columns only of HIDDEN."""
     keys = [column["key"] for column in study["columns"]]
+    keys += [key for key in HIDDEN if study["rows"] and key in study["rows"][0] | study["rows"][-1]]
     return {
         "command": OWN_OPTIONS.sub("", study["command"]),
         "sentence": study["sentence"],
