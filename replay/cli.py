@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import strftime
 from typing import Annotated
 
 import typer
@@ -58,7 +59,7 @@ def replay_command(
     target: Annotated[
         list[str] | None, typer.Option(help="base URL; several get requests round robin")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the run")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the run; default: runs/TIME")] = None,
     arrivals: Annotated[str, typer.Option(help=KINDS)] = "trace",
     buckets: Buckets = BUCKETS,
     slo: SloText = None,
@@ -73,14 +74,12 @@ def replay_command(
 ) -> None:
     if not target:
         raise InputError("Missing option '--target': give the URL of a server")
-    if not out:
-        raise InputError("Missing option '--out': name a folder for the run")
     # Targets may name the buckets, so buckets are parsed first.
     lengths = parse_buckets(buckets)
     options = new_options(
         trace=trace,
         targets=tuple(target),
-        out=out,
+        out=out or Path("runs", strftime("%Y-%m-%d-%H%M%S")),
         arrivals=parse_arrivals(arrivals),
         buckets=lengths,
         slos=None if slo is None else parse_slos(slo, [bucket.name for bucket in lengths]),

@@ -111,12 +111,12 @@ async def ask_served(
     random_weights = False
     named = {name for name in row_models if name is not None} if model is None else set[str]()
     for target in dict.fromkeys(targets):
-        models, without_meaning = await _models(session, target)
+        models, aliases, without_meaning = await _models(session, target)
         random_weights |= without_meaning
         if named:
             lengths += _lengths(named, target, models)
         if not named or None in row_models:
-            model = _one_model(model, target, models)
+            model = _one_model(model, target, models, aliases)
             lengths.append(models.get(model))
     limits = [length for length in lengths if length is not None]
     return Served(model or "", min(limits, default=None), bool(named), random_weights)
@@ -132,18 +132,21 @@ def _lengths(named: Set[str], target: Target, models: Mapping[str, int | None]) 
     return [models[name] for name in named]
 
 
-def _one_model(model: str | None, target: Target, models: Mapping[str, int | None]) -> str:
+def _one_model(
+    model: str | None, target: Target, models: Mapping[str, int | None], aliases: Set[str]
+) -> str:
     """Return `model`, or the only model of the target (InputError: not served, or no choice)."""
     if not models:
         if model is None:
             raise InputError(f"--target {target.base}: lists no model; name it with --model")
         return model
     if model is None:
-        if len(models) > 1:
+        own = [name for name in models if name not in aliases]
+        if len(own) > 1:
             raise InputError(
                 f"--target {target.base}: serves {', '.join(models)}; choose with --model"
             )
-        return next(iter(models))
+        return own[0]
     if model not in models:
         raise InputError(
             f"--model {model}: {target.base} does not serve it but {', '.join(models)}"
@@ -153,8 +156,8 @@ def _one_model(model: str | None, target: Target, models: Mapping[str, int | Non
 
 async def _models(
     session: aiohttp.ClientSession, target: Target
-) -> tuple[dict[str, int | None], bool]:
-    """Return the context of each model, and if the answers of one mean nothing.
+) -> tuple[dict[str, int | None], set[str], bool]:
+    """Return the context of each model, which are other names, and if answers mean nothing.
 
     There are no models if the server has no usable list.
     """
@@ -167,19 +170,28 @@ async def _models(
             f"--target {target.base}: cannot be reached ({reason}); "
             "start the server, or check the URL"
         ) from error
+    entries = _entries(raw)
+    # The root of an alias of the proxy is another name of its list.
+    roots = {name: str(entry.get("root")) for name, entry in entries.items()}
+    aliases = {name for name, root in roots.items() if root != name and root in entries}
+    lengths = {name: _length(entry.get("max_model_len")) for name, entry in entries.items()}
+    random_weights = any(entry.get("random_weights") is True for entry in entries.values())
+    return lengths, aliases, random_weights
+
+
+def _entries(raw: bytes) -> dict[str, dict[str, Any]]:
+    """Return the usable entries of a model list by name."""
     try:
         answer: Any = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return {}, False
+        return {}
     data = answer.get("data") if isinstance(answer, dict) else None
-    models: dict[str, int | None] = {}
-    random_weights = False
-    for entry in data if isinstance(data, list) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
-            length = entry.get("max_model_len")
-            models[entry["id"]] = length if type(length) is int and length > 0 else None
-            random_weights |= entry.get("random_weights") is True
-    return models, random_weights
+    sound = [entry for entry in (data if isinstance(data, list) else ()) if isinstance(entry, dict)]
+    return {entry["id"]: entry for entry in sound if isinstance(entry.get("id"), str)}
+
+
+def _length(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 async def _model_list(session: aiohttp.ClientSession, target: Target) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -83,6 +84,24 @@ def test_a_run_and_what_it_prints(
     record = orjson.loads((out / "run.json").read_bytes())
     assert (record["arrivals"], record["rate_per_s"]) == ("poisson", 100.0)
     assert len(record["trace"]["sha256"]) == 64
+
+
+def test_an_alias_is_no_second_model_and_a_run_names_its_folder(
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The proxy lists an alias with its model as root. The alias of a name it has not is none."""
+    monkeypatch.chdir(tmp_path)
+    alias = {"id": "gpt-4o", "root": "tiny"}
+    for listed, status in (([alias], 0), ([{"id": "adapter", "root": "/loras/a"}], 2)):
+        with served(Server(more_models=listed)) as server:
+            assert main(["replay", str(trace), "--target", server.url]) == status
+    assert "serves tiny, adapter; choose with --model" in capsys.readouterr().err
+    [run] = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}", run.name)
+    assert orjson.loads((run / "run.json").read_bytes())["model"] == "tiny"
 
 
 def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(

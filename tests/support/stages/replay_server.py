@@ -1,7 +1,7 @@
 """A tiny OpenAI-compatible server for the replayer's tests: it streams words, or misbehaves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +76,7 @@ class Server:
     raw: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)
+    more_models: Sequence[dict[str, Any]] = ()
     url: str = ""
 
     async def thaw(self) -> None:
@@ -94,7 +95,7 @@ class Server:
 
     async def models(self, request: web.Request) -> web.Response:
         model = {"id": MODEL, "object": "model", "max_model_len": self.max_model_len}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response({"object": "list", "data": [model, *self.more_models]})
 
 
 @asynccontextmanager
