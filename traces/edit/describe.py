@@ -47,7 +47,8 @@ class Description:
         rate_per_s: requests / duration_s.
         interarrival_cv: standard deviation / mean of the gaps. It is 1 for Poisson arrivals.
         peak_rate_1s, peak_rate_60s: requests a second in the busiest window of 1 s and of
-            60 s. The windows are consecutive from the first arrival.
+            60 s, or of the whole trace, which is longer. The windows are consecutive from the first
+            arrival. None for a shorter trace.
         dispersion_60s: variance / mean of requests in full 60 s windows. It is 1 for Poisson.
         slowest_tenth, fastest_tenth: the tenths of the duration with the fewest and the most
             requests. None if a tenth has fewer than 50 on average.
@@ -61,7 +62,7 @@ class Description:
     duration_s: float
     rate_per_s: float | None
     interarrival_cv: float | None
-    peak_rate_1s: float
+    peak_rate_1s: float | None
     peak_rate_60s: float | None
     dispersion_60s: float | None
     slowest_tenth: RateSpan | None
@@ -123,8 +124,8 @@ def describe(requests: Iterable[TraceRequest]) -> Description:
         duration_s=duration_s,
         rate_per_s=count / duration_s if duration_s else None,
         interarrival_cv=gaps.variation(),
-        peak_rate_1s=seconds.peak(),
-        peak_rate_60s=minutes.peak() if duration_s >= 60 else None,
+        peak_rate_1s=seconds.peak(count, duration_s),
+        peak_rate_60s=minutes.peak(count, duration_s),
         dispersion_60s=minutes.dispersion(),
         slowest_tenth=slowest,
         fastest_tenth=fastest,
@@ -194,8 +195,11 @@ class _Windows:
         self._count += 1
         self._peak = max(self._peak, self._count)
 
-    def peak(self) -> float:
-        return self._peak / self._width_s
+    def peak(self, count: int, duration_s: float) -> float | None:
+        """Return the highest rate. The last window is cut, so the mean may be above it."""
+        if duration_s < self._width_s:
+            return None
+        return max(self._peak / self._width_s, count / duration_s)
 
     def dispersion(self) -> float | None:
         """Return variance / mean over full windows, which leaves out the last window."""

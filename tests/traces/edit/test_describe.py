@@ -56,6 +56,16 @@ def test_one_request_or_one_instant_has_no_rate() -> None:
         assert (found.duration_s, found.rate_per_s, found.interarrival_cv) == (0.0, None, None)
 
 
+def test_a_peak_is_never_below_the_mean() -> None:
+    """1.85 requests a second in 60 s, and 1.97 in the mean of 65 s."""
+    times = [i / 1.97 for i in range(128)]
+    found = describe(map(lengths_only, times))
+    assert found.rate_per_s is not None
+    assert found.peak_rate_60s == found.rate_per_s > 1.95
+    short = describe(map(lengths_only, times[:2]))
+    assert (short.peak_rate_1s, short.peak_rate_60s) == (None, None)
+
+
 def test_nothing_to_describe_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="no requests"):
         describe([])
@@ -80,7 +90,7 @@ def test_windows_agree_with_counting_them_all(times: list[float]) -> None:
     placed = Counter(int(time // 60) for time in since)
     counts = [placed[window] for window in range(full + 1)]
     if since[-1] >= 60:
-        assert found.peak_rate_60s == pytest.approx(max(counts) / 60)
+        assert found.peak_rate_60s == pytest.approx(max(max(counts) / 60, len(times) / since[-1]))
     counts = counts[:-1]  # the last window is not full
     if full >= 2 and any(counts):
         assert found.dispersion_60s == pytest.approx(pvariance(counts) / fmean(counts), abs=1e-9)
