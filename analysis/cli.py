@@ -167,7 +167,7 @@ def compare(
     requests_per_s, output_tokens_per_s, prompt_tokens_per_s, total_tokens_per_s. A bucket and a dot
     in front count that bucket only.
 
-    Example: forebay compare runs/round-robin runs/forebay --fail-if 'chat.ttft_p99 > 5%'
+    Example: forebay compare runs/direct runs/forebay --fail-if 'chat.ttft_p99 > 5%'
 
     Example: forebay compare runs/new --baseline main --fail-if-worse --save-baseline main
     """
@@ -290,7 +290,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about one or more runs.
 
-    Example: forebay report runs/round-robin runs/forebay -o report.html
+    Example: forebay report runs/direct runs/forebay -o report.html
     """
     from forebay.analysis.compare.compare import compare_all
     from forebay.analysis.compare.headline import headline

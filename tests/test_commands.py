@@ -195,7 +195,7 @@ def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:
 
 
 @pytest.mark.parametrize(
-    "held", ["trace.jsonl", "report.html", "round-robin/summary.json", "forebay/run.json"]
+    "held", ["trace.jsonl", "report.html", "direct/summary.json", "forebay/run.json"]
 )
 def test_the_demo_overwrites_nothing_unasked(
     held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -226,7 +226,7 @@ def test_the_preview_of_the_demo_writes_nothing_and_rejects_one_document(
     said = capsys.readouterr()
     assert "preview in virtual time" in said.err
     found = {one["case"]["router"]: one for one in json.loads(said.out)["preview"]}
-    assert list(found) == ["round-robin", "least connections", "cache-aware", "forebay"]
+    assert list(found) == ["direct", "least connections", "cache-aware", "forebay"]
     ours = found.pop("forebay")
     # A document of 120,000 tokens needs 9 s of a GPU: one would have come after 15 s.
     assert ours["rejected"] == {"deadline_unattainable": 1}
@@ -265,7 +265,7 @@ def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
     assert [one["case"]["router"] for one in comparison["preview"]][-1] == "forebay"
     assert "long_prefill_token_threshold: 2048" in (out / "logs/proxy.yaml").read_text()
     assert (out / "logs/engine0.log").stat().st_size > 0
-    for side in ("round-robin", "forebay"):
+    for side in ("direct", "forebay"):
         summary = json.loads((out / side / "summary.json").read_text())
         assert summary["requests"] > 50
         assert summary["completed"] + sum(summary["rejected"].values()) == summary["requests"]

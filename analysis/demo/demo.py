@@ -35,8 +35,9 @@ app = new_app(help=EXAMPLE)
 
 def check_out(out: Path, files: Iterable[Path], force: bool) -> None:
     """Raise InputError if both runs and `files` cannot be written to `out`. Creates nothing."""
-    from forebay.analysis.demo.side_by_side import DIRECT, PROXIED
+    from forebay.analysis.demo.side_by_side import PROXIED
     from forebay.replay.results.folder import check_folder
+    from forebay.replay.sim.scenario import DIRECT
     from forebay.traces.ground.errors import InputError
 
     for file in files:
@@ -118,7 +119,7 @@ def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> lis
 
     talk("preview in virtual time, beside models of three other routers:")
     routers = {  # names in the table, and policies of `forebay simulate`
-        "round-robin": DIRECT,
+        DIRECT: DIRECT,
         "least connections": "least_connections",
         "cache-aware": "cache_aware",
         "forebay": Config().routing,

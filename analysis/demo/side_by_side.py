@@ -13,10 +13,11 @@ from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import check_folder, make_folder
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import Stop
+from forebay.replay.sim.scenario import DIRECT
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.schema import TraceRequest
 
-DIRECT, PROXIED = "round-robin", "forebay"
+PROXIED = "forebay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ async def side_by_side(
     *,
     stop: Stop | None = None,
 ) -> Sides:
-    """Run both sides into `out/round-robin` and `out/forebay`.
+    """Run both sides into `out/direct` and `out/forebay`.
 
     Args:
         base: options of both replays; trace, targets, out and time_scale are set here.

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from math import inf
 from typing import Any
 
@@ -224,9 +225,14 @@ def route_of(policy: str) -> Route:
     except InputError as error:
         raise InputError(f"--policy {error}") from error
     if route is None:
-        names = ", ".join(dict.fromkeys((*POLICIES, *route_names())))
+        names = list(dict.fromkeys((*POLICIES, *route_names())))
+        # Without a proxy, requests go to the engines in turn.
+        turns = [DIRECT] if policy.replace("-", "_") == "round_robin" else []
+        close = turns or get_close_matches(policy, names, n=1)
         raise InputError(
-            f"--policy {policy}: no such policy; {names}, or a function in a file: FILE.py:NAME"
+            f"--policy {policy}: no such policy; "
+            + (f"did you mean {close[0]}? One of: " if close else "")
+            + f"{', '.join(names)}, or a function in a file: FILE.py:NAME"
         )
     return route
 
