@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from forebay.analysis.compare.compare import Comparison, definition_notes, rows_of, sides_of
 from forebay.analysis.compare.headline import Headline
 from forebay.analysis.compare.lines import WHOLE_RUN
+from forebay.analysis.runs.provenance import simulated
 from forebay.analysis.statistics.units import NONE, ratio
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ def markdown(comparisons: Sequence[Comparison], summaries: Sequence[str]) -> str
             lines.append(_row([f"**{_cell(heading)}**", *[""] * (len(heads) - 1)]))
         change = [ratio(row.line.change)] if len(names) == 2 else []
         lines.append(_row([row.line.label, *row.texts, *change]))
-    notes = definition_notes(comparisons)
+    origins = [
+        f"{side.name}: {note}." for side in sides_of(comparisons) if (note := simulated(side.run))
+    ]
+    notes = [*origins, *definition_notes(comparisons)]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Draw the plots of a report for a bucket: latencies by percentile, and TTFT over time.
+"""Draw the plots of a report: latencies by percentile, TTFT over time, and the load over time.
+
+All buckets and runs of a page share the axis of a latency, and the axis of time.
 
 Each function returns an inline SVG. Colours come from the page's `.run0` to `.run9`, so that one
 drawing serves light and dark mode. The first six runs also have their own shapes of mark.
@@ -6,7 +8,7 @@ drawing serves light and dark mode. The first six runs also have their own shape
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -25,6 +27,10 @@ PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%
 MARKED = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
 LETTER = 10.0  # width of a letter of a tick's label on a phone, with its part of the gap
 STRIP = 11.0  # height of the strip with the unanswered requests of one run
+BINS = 100  # parts of the time for which the load is drawn
+PER_BIN = 8  # fewest requests for each of them, or a rate would be noise
+ROW, SERVER_ROW, CAPTION = 44.0, 24.0, 18.0  # heights of the rows of the load
+MOST_SERVERS = 16  # the busiest have a row each
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,16 @@ class Quantity:
 
     def samples(self, side: RunFigures, bucket: str) -> Floats:
         """The values of the answered requests of a bucket in seconds, ascending."""
-        return np.sort(finite(side.run.numbers[self.column][side.of[bucket].ok])) * self.unit_s
+        return np.sort(self._values(side, bucket))
+
+    def axis(self, runs: Sequence[RunFigures]) -> tuple[float, float]:
+        """The ends of the axis for all buckets of the runs, so that plots can be compared."""
+        of_runs = (self._values(side, None) for side in runs)
+        ends = [end for values in of_runs if len(values) for end in (values.min(), values.max())]
+        return svg.log_domain([max(float(end), SMALLEST_S) for end in ends])
+
+    def _values(self, side: RunFigures, bucket: str | None) -> Floats:
+        return finite(side.run.numbers[self.column][side.of[bucket].ok]) * self.unit_s
 
 
 TTFT = Quantity("time to first token", "ttft_response_s", infinite=True)
@@ -79,7 +94,7 @@ def percentile_plot(
         return Markup()  # nothing was answered, or no request waited for long enough to draw it
     # The x axis ends at the run with most requests, lost ones included.
     most = max(len(of) + gone for of, gone in zip(samples, lost, strict=True))
-    frame = _percentile_frame(max(20.0, float(most)), np.concatenate(samples))
+    frame = _percentile_frame(max(20.0, float(most)), quantity.axis(runs))
     drawn, curves = [frame.drawn], []
     for number, (run, of, gone) in enumerate(zip(runs, samples, lost, strict=True)):
         if not len(of):
@@ -110,29 +125,30 @@ def percentile_plot(
     return _svg("".join(drawn), svg.HEIGHT, label, "percentile", data)
 
 
-def timeline_plot(runs: Sequence[RunFigures], bucket: str, first: int = 0) -> Markup:
+def timeline_plot(
+    runs: Sequence[RunFigures], bucket: str, only: Sequence[int] | None = None
+) -> Markup:
     """Draw TTFT of every answered request of `bucket` at the time it was due.
 
-    Strips below the axis, one per run, mark unanswered requests. `first` is the number of the first
-    run, by which runs have their colours.
+    Strips below the axis, one per run, mark unanswered requests. `only` are the numbers of the runs
+    to draw, on the axes of all runs.
     """
-    columns = [_over_time(run, bucket) for run in runs]
-    times = [times for due, _, lost in columns for times in (due, lost) if len(times)]
-    if not times:
+    numbers = range(len(runs)) if only is None else only
+    columns = {number: _over_time(runs[number], bucket) for number in numbers}
+    if not any(len(times) for due, _, lost in columns.values() for times in (due, lost)):
         return Markup()
-    strips = [number for number, (_, _, lost) in enumerate(columns) if len(lost)]
-    every = np.concatenate([ttft for _, ttft, _ in columns])
-    frame = _time_frame(max(float(due.max()) for due in times), every, len(strips))
+    strips = [number for number, (_, _, lost) in columns.items() if len(lost)]
+    answered = any(len(due) for due, _, _ in columns.values())
+    frame = _time_frame(end_s(runs), TTFT.axis(runs) if answered else None, len(strips))
     drawn = [frame.drawn]
-    for number, (due_s, ttft_s, _) in enumerate(columns):
+    for number, (due_s, ttft_s, _) in columns.items():
         dots = svg.dots_path(frame.x.of_all(due_s), frame.y.of_all(np.maximum(ttft_s, SMALLEST_S)))
-        drawn.append(svg.element("path", d=dots, class_=f"dots run{first + number}"))
+        drawn.append(svg.element("path", d=dots, class_=f"dots run{number}"))
     for place, number in enumerate(strips):
-        lost = columns[number][2]
-        drawn.append(_strip(frame, place, first + number, runs[number].name, lost))
+        drawn.append(_strip(frame, place, number, runs[number].name, columns[number][2]))
     label = f"Time to first token of {bucket} requests over the run: " + "; ".join(
-        f"{run.name} {len(ttft):,} answered, {len(lost):,} rejected or failed"
-        for run, (_, ttft, lost) in zip(runs, columns, strict=True)
+        f"{runs[number].name} {len(ttft):,} answered, {len(lost):,} rejected or failed"
+        for number, (_, ttft, lost) in columns.items()
     )
     height = frame.bottom + len(strips) * STRIP + svg.BOTTOM
     return _svg("".join(drawn), height, label, "timeline", {})
@@ -145,6 +161,120 @@ def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> 
     path = "".join(f"M{x} {top:.1f}v{STRIP - 3:.1f}" for x in strokes)
     title = svg.element("title", escape(f"{name}: rejected or failed"))
     return svg.element("path", title, d=path, class_=f"ticks run{number}")
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadRow:
+    """A figure of the load in each part of the time. Rows of one `kind` share a scale."""
+
+    kind: str
+    name: str
+    values: Floats
+
+    @property
+    def height(self) -> float:
+        return SERVER_ROW if self.kind == "server" else ROW
+
+
+def load_plots(runs: Sequence[RunFigures]) -> list[Markup]:
+    """Draw for each run its rate, requests in flight, rejections and the load of each server.
+
+    All rows of a run have one axis of time. Each row has the same scale in all runs. Empty for runs
+    that do not know the times of single requests.
+    """
+    if not all(side.run.requests and side.run.info.get("joint", True) for side in runs):
+        return []
+    bins = min(BINS, max(side.run.requests for side in runs) // PER_BIN + 1)
+    edges = np.linspace(0.0, end_s(runs), bins + 1)
+    of_runs = [_load_rows(side, edges) for side in runs]
+    highs: dict[str, float] = {}
+    for row in (row for rows in of_runs for row in rows):
+        highs[row.kind] = max(highs.get(row.kind, 0.0), float(row.values.max()))
+    return [_load_plot(number, rows, edges, highs) for number, rows in enumerate(of_runs)]
+
+
+def _load_rows(side: RunFigures, edges: Floats) -> list[_LoadRow]:
+    """Compute the rows of a run: per second, or the mean number at once, between the edges."""
+    numbers, lost = side.run.numbers, ~side.of[None].ok
+    # A request is in flight from its sending to its answer. Before it came to a server, it waited
+    # in the proxy. A failed request may have no end.
+    sent, waited = numbers["sent_s"], np.nan_to_num(numbers["queue_ms"] / 1e3)
+    ends = numbers["intended_s"] + numbers["e2e_response_s"]
+    ends = np.where(lost, sent + np.nan_to_num(numbers["reject_latency_s"]), ends)
+    busiest = sorted(side.backends, key=lambda row: -row.prompt_tokens)[:MOST_SERVERS]
+    left_out = len(side.backends) - len(busiest)
+    rows = [
+        _LoadRow("rate", "requests due per second", _rate(numbers["intended_s"], edges)),
+        _LoadRow("flight", "requests in flight", _at_once(sent, ends, edges)),
+        _LoadRow(
+            "lost", "rejected or failed per second", _rate(numbers["intended_s"][lost], edges)
+        ),
+    ]
+    for name in sorted(row.name for row in busiest):
+        mine = side.run.words["backend"] == name
+        label = f"in flight at {name}"
+        if left_out and len(rows) == 3:
+            label += f" (the {len(busiest)} busiest of {len(side.backends)} servers)"
+        rows.append(_LoadRow("server", label, _at_once((sent + waited)[mine], ends[mine], edges)))
+    return rows
+
+
+def _rate(moments: Floats, edges: Floats) -> Floats:
+    counts, _ = np.histogram(finite(moments), edges)
+    rates: Floats = counts / np.diff(edges)
+    return rates
+
+
+def _at_once(starts: Floats, ends: Floats, edges: Floats) -> Floats:
+    """Return the mean number of requests between each two edges that have begun and not ended."""
+    both = np.isfinite(starts) & np.isfinite(ends)
+    begun, ended = (_seconds_since(moments[both], edges) for moments in (starts, ends))
+    means: Floats = np.maximum(0.0, np.diff(begun - ended) / np.diff(edges))
+    return means
+
+
+def _seconds_since(moments: Floats, edges: Floats) -> Floats:
+    """Return for each edge the sum of the seconds since all moments before it."""
+    ordered = np.sort(moments)
+    before = np.searchsorted(ordered, edges)
+    sums: Floats = before * edges - np.concatenate(([0.0], np.cumsum(ordered)))[before]
+    return sums
+
+
+def _load_plot(
+    number: int, rows: Sequence[_LoadRow], edges: Floats, highs: Mapping[str, float]
+) -> Markup:
+    """Draw the rows of one run, one below the other."""
+    x = svg.Scale(0.0, float(edges[-1]), svg.LEFT, svg.WIDTH - svg.RIGHT)
+    top, drawn = svg.TOP, []
+    places = x.of_all(edges).tolist()
+    for row in rows:
+        bottom = top + CAPTION + row.height
+        high = svg.linear_ticks(highs[row.kind])[-1]
+        y = svg.Scale(0.0, high, bottom, top + CAPTION)
+        steps = y.of_all(row.values).tolist()
+        path = "".join(f"V{up:.1f}H{at:.1f}" for up, at in zip(steps, places[1:], strict=True))
+        outline = f"M{places[0]:.1f} {bottom:.1f}{path}V{bottom:.1f}z"
+        drawn.append(svg.y_axis(x, y, lambda tick: f"{tick:g}", (0.0, high)))
+        drawn.append(svg.text(x.start, top + 12, row.name, "axis", "start"))
+        drawn.append(svg.element("path", d=outline, class_=f"area run{number}"))
+        top = bottom + 4
+    drawn += _time_ticks(x, top, "time")
+    label = "Load over the run: " + ", ".join(
+        f"{row.name} at most {float(row.values.max()):.3g}" for row in rows
+    )
+    return _svg("".join(drawn), top + svg.BOTTOM, label, "load", {})
+
+
+def end_s(runs: Sequence[RunFigures]) -> float:
+    """The time at which the last request of the runs was due, or the last answer ended."""
+    columns = (side.run.numbers for side in runs)
+    times = [
+        moments
+        for of in columns
+        for moments in (of["intended_s"], of["intended_s"] + of["e2e_response_s"])
+    ]
+    return max((float(of.max()) for of in map(finite, times) if len(of)), default=0.0) or 1e-3
 
 
 def legend_mark(number: int) -> Markup:
@@ -161,9 +291,9 @@ def _over_time(side: RunFigures, bucket: str) -> tuple[Floats, Floats, Floats]:
     return due[drawn], ttft[drawn], finite(due[figures.rows & ~figures.ok])
 
 
-def _percentile_frame(most: float, values: Floats) -> _Frame:
+def _percentile_frame(most: float, ends: tuple[float, float]) -> _Frame:
     x = svg.Scale(1.0, most, svg.LEFT, svg.WIDTH - svg.RIGHT, log=True)
-    frame = _latency_axis(x, values, svg.HEIGHT - svg.BOTTOM)
+    frame = _latency_axis(x, ends, svg.HEIGHT - svg.BOTTOM)
     ticks = [(float(place), label) for place, label in PERCENT_TICKS if place <= most]
     grid = (svg.line(x(place), svg.TOP, x(place), frame.bottom, "grid") for place, _ in ticks)
     drawn = [frame.drawn, *grid, svg.x_labels(x, ticks, frame.bottom + 17, LETTER)]
@@ -173,31 +303,37 @@ def _percentile_frame(most: float, values: Floats) -> _Frame:
     return _Frame(x, frame.y, frame.bottom, "".join(drawn))
 
 
-def _time_frame(last_s: float, values: Floats, strips: int) -> _Frame:
-    x = svg.Scale(0.0, max(last_s, 1e-3), svg.LEFT, svg.WIDTH - svg.RIGHT)
-    if len(values):
+def _time_frame(last_s: float, ends: tuple[float, float] | None, strips: int) -> _Frame:
+    """The axes of dots between `ends`, or without them of strips alone."""
+    x = svg.Scale(0.0, last_s, svg.LEFT, svg.WIDTH - svg.RIGHT)
+    if ends:
         bottom = svg.HEIGHT - svg.BOTTOM
-        frame = _latency_axis(x, values, bottom)
-    else:  # nothing was answered: only strips
+        frame = _latency_axis(x, ends, bottom)
+    else:
         bottom = svg.TOP
         frame = _Frame(x, svg.Scale(1.0, 10.0, bottom, svg.TOP), bottom, "")
     drawn = [frame.drawn]
     below = bottom + strips * STRIP
     if strips:
         drawn.append(svg.line(x.start, below + 3, x.end, below + 3, "grid"))
+    drawn += _time_ticks(x, below, "due at" + (" (strokes: no answer)" if strips else ""))
+    return _Frame(x, frame.y, bottom, "".join(drawn))
+
+
+def _time_ticks(x: svg.Scale, below: float, title: str) -> list[str]:
+    """The labels and the title of an axis of time, in the unit of its length."""
     unit_s, unit = svg.time_unit(x.high)
-    title = f"due at, {unit}" + (" (strokes: no answer)" if strips else "")
+    drawn = []
     for seconds in svg.time_ticks(x.high):
         at = x(seconds)
         anchor = "end" if at > svg.WIDTH - svg.RIGHT - 10 else "middle"
         drawn.append(svg.text(at, below + 17, f"{seconds / unit_s:g}", "tick", anchor))
-    drawn.append(svg.text((x.start + x.end) / 2, below + svg.BOTTOM - 6, title, "axis"))
-    return _Frame(x, frame.y, bottom, "".join(drawn))
+    middle = (x.start + x.end) / 2
+    return [*drawn, svg.text(middle, below + svg.BOTTOM - 6, f"{title}, {unit}", "axis")]
 
 
-def _latency_axis(x: svg.Scale, values: Floats, bottom: float) -> _Frame:
-    ends = values[[values.argmin(), values.argmax()]] if len(values) else values
-    low, high = svg.log_domain(np.maximum(ends, SMALLEST_S).tolist())
+def _latency_axis(x: svg.Scale, ends: tuple[float, float], bottom: float) -> _Frame:
+    low, high = ends
     y = svg.Scale(low, high, bottom, svg.TOP, log=True)
     return _Frame(x, y, bottom, svg.y_axis(x, y, svg.latency_label, svg.log_ticks(low, high)))
 

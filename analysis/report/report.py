@@ -23,13 +23,18 @@ from forebay.analysis.compare.compare import compare_all, definition_notes, rows
 from forebay.analysis.compare.figures import Price, RunFigures
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.report import tables
-from forebay.analysis.report.plots import OTHERS, legend_mark, percentile_plot, timeline_plot
+from forebay.analysis.report.plots import (
+    OTHERS,
+    legend_mark,
+    load_plots,
+    percentile_plot,
+    timeline_plot,
+)
 from forebay.analysis.runs.provenance import simulated
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import MIN_BEYOND
 from forebay.analysis.statistics.units import (
     counts,
-    durations,
     is_text,
     listed,
     printable,
@@ -54,7 +59,6 @@ _JINJA = Environment(
 )
 _JINJA.filters |= {
     "counts": counts,
-    "durations": durations,
     "ratio": ratio,
     "shares": shares,
     "together": lambda text: _UNIT.sub(_TOGETHER, text),
@@ -101,6 +105,7 @@ def build_report(
         warnings=warnings,
         cards=tables.cards(comparisons[0], rows),
         legend=_legend(origins),
+        origin_note=_origin_note(runs),
         **_drawings(sides, min_beyond),
         parts=tables.PARTS,
         figures=rows,
@@ -160,6 +165,14 @@ def _facts(side: RunFigures, texts: Mapping[str, str]) -> list[str]:
     return facts
 
 
+def _origin_note(runs: Sequence[RunData]) -> str:
+    """Say for the title of each chart which runs are simulated, "" if none is."""
+    notes = {run.name: simulated(run) for run in runs}
+    if len(set(notes.values())) == 1:
+        return next(iter(notes.values()))
+    return "; ".join(f"{name} {note}" for name, note in notes.items() if note)
+
+
 def _legend(origins: Sequence[tables.RunOrigin]) -> list[str]:
     """Name each run, with its seed where the seeds differ."""
     differ = len({origin.seed for origin in origins}) > 1
@@ -177,7 +190,7 @@ def _drawings(runs: Sequence[RunFigures], min_beyond: int) -> dict[str, Any]:
         timelines = [(name, timeline_plot(runs, name)) for name in buckets]
     else:
         timelines = [
-            (f"{name}, {run.name}", timeline_plot([run], name, number))
+            (f"{name}, {run.name}", timeline_plot(runs, name, [number]))
             for name in buckets
             for number, run in enumerate(runs)
         ]
@@ -191,6 +204,7 @@ def _drawings(runs: Sequence[RunFigures], min_beyond: int) -> dict[str, Any]:
         "marks": [legend_mark(number) for number in range(len(runs))],
         "ttft": [(name, percentile_plot(runs, name, min_beyond)) for name in buckets],
         "timelines": timelines,
+        "loads": list(zip((run.name for run in runs), load_plots(runs), strict=False)),
         "other_latencies": [(title, plot) for title, plot in others if plot],
         "spent": tables.breakdown(runs, buckets, min_beyond),
     }

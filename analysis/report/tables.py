@@ -12,6 +12,7 @@ from forebay.analysis.compare.lines import WHOLE_RUN, ComparisonRow, TableRow
 from forebay.analysis.runs.provenance import setting, settings, verdict
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import rank_of, samples_beyond
+from forebay.analysis.statistics.units import durations
 
 RANKS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LONGEST = "longest"
@@ -88,21 +89,25 @@ def _change(line: ComparisonRow) -> str:
     return f"{words}, not significant" if line.better == "unclear" else words
 
 
-def rejections(
-    runs: Sequence[RunFigures],
-) -> list[tuple[int, UnansweredRow, float, list[float | None]]]:
-    """Return the number of the run, a kind of unanswered requests, its share, and two times.
+def rejections(runs: Sequence[RunFigures]) -> list[tuple[int, UnansweredRow, float, list[str]]]:
+    """Return the number of the run, a kind of unanswered requests, its share, and three times.
 
-    They are wall-clock seconds to the error answer, the median and the longest.
+    They are wall-clock times to the error answer, the median and the longest, and Retry-After.
     """
-    rows = []
-    for number, side in enumerate(runs):
-        scale = time_scale(side.run)
-        for row in side.rejections:
-            times_s = row.answer_p50_s, row.answer_max_s
-            real_s = [None if time_s is None else time_s / scale for time_s in times_s]
-            rows.append((number, row, row.count / side.of[None].intended, real_s))
-    return rows
+    rows = [(number, row) for number, side in enumerate(runs) for row in side.rejections]
+    times_s: list[float | None] = []
+    for number, row in rows:
+        scale = time_scale(runs[number].run)
+        real_s = (row.answer_p50_s, row.answer_max_s)
+        times_s += [None if time_s is None else time_s / scale for time_s in real_s]
+    # Each column has one unit.
+    answered = iter(durations(times_s))
+    retry = iter(durations([row.retry_after_s for _, row in rows]))
+    shares = [row.count / runs[number].of[None].intended for number, row in rows]
+    return [
+        (number, row, share, [next(answered), next(answered), next(retry)])
+        for (number, row), share in zip(rows, shares, strict=True)
+    ]
 
 
 def time_scale(run: RunData) -> float:
@@ -173,9 +178,9 @@ def _spent(run: RunData, name: str, at: int) -> SpentTime:
 
 def breakdown(
     runs: Sequence[RunFigures], buckets: Sequence[str], min_beyond: int
-) -> list[tuple[str, int, SpentTime, float]]:
-    """Return the bucket, the number of the run, the request, and the width of a second in em."""
-    rows = []
+) -> list[tuple[str, int, SpentTime, float, list[str]]]:
+    """Return the bucket, the number of the run, the request, and its parts in em and in words."""
+    rows: list[tuple[str, int, SpentTime, float]] = []
     for bucket in buckets:
         requests = [
             (number, spent)
@@ -185,4 +190,6 @@ def breakdown(
         longest_s = max((sum(spent.parts.values()) for _, spent in requests), default=0.0)
         em_per_s = LONGEST_BAR_EM / longest_s if longest_s else 0.0
         rows += [(bucket, number, spent, em_per_s) for number, spent in requests]
-    return rows
+    # All cells have one unit.
+    texts = iter(durations([part_s for *_, spent, _ in rows for part_s in spent.parts.values()]))
+    return [(*row, [next(texts) for _ in PARTS]) for row in rows]

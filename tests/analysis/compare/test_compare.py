@@ -396,6 +396,7 @@ class TestComparison:
              "b: verdict client-limited (late, first at 3.0 s)"),
             ({}, {"seed": 8}, "different seed: a 7, b 8"),
             ({}, {"rate_per_s": None}, "different rate: a 9.5, b not recorded"),
+            ({}, {"load": 0.8}, "different load: a not recorded, b 0.8"),
             ({}, {"time_scale": 1.0}, "different time scale: a 4, b 1"),
             ({}, {"trace": {"sha256": "cd"}}, "different trace sha256"),
             ({}, {"ended": "interrupted"}, "b: ended by interrupted"),

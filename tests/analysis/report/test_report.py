@@ -18,9 +18,11 @@ from fakes.made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.charts import svg
 from forebay.analysis.cli import compare_app, report_app
+from forebay.analysis.compare.compare import compare_all
 from forebay.analysis.compare.figures import figures, run_figures
+from forebay.analysis.compare.tables import markdown
 from forebay.analysis.report import report
-from forebay.analysis.report.plots import percentile_plot, timeline_plot
+from forebay.analysis.report.plots import load_plots, percentile_plot, timeline_plot
 from forebay.analysis.report.report import build_report, write_text
 from forebay.analysis.report.tables import origin, spent_times
 from forebay.analysis.runs.load import load_run, load_runs
@@ -83,7 +85,36 @@ def test_page_is_well_formed(page: str) -> None:
     assert checked.tags.count("h1") == 1
     assert checked.tags.count("script") == 1
     headings = [i for i, tag in enumerate(checked.tags) if tag == "h2"]
-    assert len(headings) == 9
+    assert len(headings) == 10
+
+
+def test_each_chart_of_simulated_runs_says_so(tmp_path: Path) -> None:
+    """A screenshot of one chart cannot be taken for a measurement."""
+    rows = [answered(i, "chat", i * 1.0, 0.1) for i in range(30)]
+    info = {"simulated": True, "gpus": 2, "gpu_mix": ["h200"]}
+    made, live = write_run(tmp_path / "made", rows, info=info), write_run(tmp_path / "live", rows)
+    note = '<span class="soft small">simulated: 2 × H200, virtual time</span>'
+    titles = re.findall(r"<figure><h3>(.*?)</h3>", build_report([load_run(made)]).html)
+    assert len(titles) == 6
+    assert all(title.endswith(note) for title in titles)
+    mixed = build_report(load_runs([live, made])).html
+    assert mixed.count(note.replace("simulated", "made simulated")) == 9
+    tables = compare_all(load_runs([live, made]))
+    assert markdown(tables, []).endswith("\nmade: simulated: 2 × H200, virtual time.\n")
+    assert "made: simulated: 2 × H200, virtual time" in tables[0].warnings
+    assert "simulated: " not in build_report([load_run(live)]).html
+
+
+def test_a_column_has_one_unit(tmp_path: Path) -> None:
+    rows = [answered(i, "chat", i * 1.0, 0.01, queue_ms=0.0) for i in range(30)]
+    rows += [answered(99, "document", 3.0, 9.0, queue_ms=2500.0), refused(100, "chat", 1.0)]
+    rows.append(refused(101, "document", 1.0, reason="late", reject_latency_s=8.0))
+    html = build_report([load_run(write_run(tmp_path / "r", rows))]).html
+    for title in ("Where the time went", "Rejected and failed requests"):
+        table = html.partition(f"<h2>{title}")[2].partition("</table>")[0]
+        cells = re.findall(r'<td class="n">([\d.]+ m?s)</td>', table)
+        assert len(cells) >= 6
+        assert {cell.split()[1] for cell in cells} == {"s"}, cells
 
 
 def test_every_latency_has_a_curve(page: str) -> None:
@@ -333,6 +364,47 @@ class TestPlots:
                 for x, y in re.findall(r"M([\d.]+) ([\d.]+)", node.attrib["d"]):
                     assert 60 <= float(x) <= 480
                     assert 5 <= float(y) <= height
+
+    def test_all_runs_and_buckets_have_one_axis(self, tmp_path: Path) -> None:
+        """10 ms to 1 s beside 1 s to 100 s would look alike."""
+        slow = [answered(i, "document", i * 1.0, 20.0) for i in range(40)]
+        fast = [answered(i, "chat", i * 0.5, 0.02) for i in range(40)]
+        runs = load_runs([write_run(tmp_path / "a", slow), write_run(tmp_path / "b", fast)])
+        sides = run_figures(runs)
+        drawn = (
+            percentile_plot(sides, "chat", 10),
+            percentile_plot(sides, "document", 10),
+            timeline_plot(sides, "document", [0]),
+            timeline_plot(sides, "chat", [1]),
+        )
+        ticks = [re.findall(r'<text x="58"[^>]*>([^<]*)', plot) for plot in drawn]
+        assert ticks[0][-1] == "10 s"
+        assert all(labels == ticks[0] for labels in ticks)
+        times = [re.findall(r'y="[^"]*" class="tick"[^>]*>(\d+)<', plot) for plot in drawn[2:]]
+        assert times[0] == times[1] == ["0", "10", "20", "30", "40", "50", "60"]
+
+    def test_the_load_over_time(self, tmp_path: Path) -> None:
+        """Two requests a second of 9.5 s each, of which half wait 5 s in the proxy."""
+        rows = [
+            answered(i, "chat", i / 2, 8.5, backend=f"gpu{i % 2}", queue_ms=5000.0 * (i % 2))
+            for i in range(200)
+        ]
+        rows += [refused(200 + i, "chat", 50.0 + i / 4) for i in range(40)]
+        short = [answered(i, "chat", i / 4, 0.5) for i in range(8)]
+        runs = load_runs([write_run(tmp_path / "a", rows), write_run(tmp_path / "b", short)])
+        busy, idle = load_plots(run_figures(runs))
+        most = [re.findall(r"([\w ]+?) at most ([\d.]+)", drawn) for drawn in (busy, idle)]
+        assert [name.strip() for name, _ in most[0]] == [
+            *("requests due per second", "requests in flight", "rejected or failed per second"),
+            *("in flight at gpu0", "in flight at gpu1"),
+        ]
+        assert [float(high) for _, high in most[0]] == pytest.approx([6, 19, 4, 9.5, 4.5], rel=0.1)
+        assert [float(high) for _, high in most[1]] == pytest.approx([2.3, 3.4, 0, 3.4], rel=0.1)
+        # The same scale in both runs, for all servers too.
+        for drawn in (busy, idle):
+            highs = re.findall(r'class="tick" text-anchor="end">([\d.]+)<', drawn)
+            assert [high for high in highs if high != "0"][:4] == ["8", "20", "5", "10"]
+            ElementTree.fromstring(drawn)
 
     def test_axis_is_labelled_as_hdr_does(self, pair: tuple[Path, Path]) -> None:
         root = ElementTree.fromstring(percentile_plot(run_figures(load_runs(pair)), "chat", 10))
