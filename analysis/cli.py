@@ -184,7 +184,7 @@ def compare(
     # A single run that is only kept as a baseline is compared with none.
     compared = compare_all(loaded, slos, min_beyond, price) if len(loaded) > 1 else []
     words = [headline(comparison) for comparison in compared]
-    failures = [line for comparison in compared for line in broken(comparison, limits)]
+    failures = broken(compared, limits)
     _print(compared, words, failures if limits else None, form)
     if fail_if_worse:
         failures += _worse(words)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from forebay.analysis.compare.compare import Comparison, latency_of
 from forebay.analysis.compare.figures import RunFigures
-from forebay.analysis.compare.lines import WHOLE_RUN, Better, ComparisonRow, FigureKind, line_of
+from forebay.analysis.compare.lines import WHOLE_RUN, ComparisonRow, FigureKind, line_of
 from forebay.analysis.runs.provenance import setting
 from forebay.analysis.statistics.intervals import share_ratio_interval
 from forebay.analysis.statistics.units import NONE, durations, listed, rates, shares
@@ -75,7 +75,7 @@ def _outcome(
 ) -> tuple[Mood, str]:
     """Return the mood, and which run is better in what."""
     wins, losses, rest = (
-        [what for what, line in judged if _sure(line) in sides]
+        [what for what, line in judged if line.better in sides]
         for sides in (("b",), ("a",), ("equal", "unclear", None))
     )
     a, b = comparison.a.name, comparison.b.name
@@ -91,11 +91,6 @@ def _outcome(
     if rest and mood != "none":
         text += f"; no clear difference in {listed(rest)}"
     return mood, f"{text}; {_all_answered(comparison)}"
-
-
-def _sure(line: ComparisonRow) -> Better | None:
-    """The better run. A difference without an interval may be noise."""
-    return "unclear" if line.better in ("a", "b") and line.interval is None else line.better
 
 
 def _with_both(comparison: Comparison, line: ComparisonRow) -> str:
@@ -203,7 +198,7 @@ def _figure(
         return text
     if line.better == "equal":
         return f"{text}: equal within 5 %"
-    if line.ratio not in (0.0, float("inf")):
+    if line.interval is not None and line.ratio not in (0.0, float("inf")):
         text += f": {line.factor} {less if line.ratio > 1 else more}"
     return f"{text}, but not significant" if line.better == "unclear" else text
 

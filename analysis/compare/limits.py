@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from forebay.analysis.compare.compare import Comparison
 from forebay.analysis.compare.figures import RunFigures
@@ -104,14 +105,14 @@ def _limit(text: str, figure: str, number: str, unit: str) -> float:
     return value
 
 
-def broken(comparison: Comparison, limits: Sequence[FailCondition]) -> list[str]:
-    """Return one line for each condition that run B meets.
+def broken(comparisons: Sequence[Comparison], limits: Sequence[FailCondition]) -> list[str]:
+    """Return one line for each condition that a run B meets.
 
     Raises InputError for a bucket that neither run has, and for a figure that was not measured: a
     condition that cannot be judged must not pass. The error has the lines of the others, too.
     """
     lines, errors = [], []
-    for limit in limits:
+    for comparison, limit in product(comparisons, limits):
         try:
             lines.append(_judge(comparison, limit))
         except InputError as error:

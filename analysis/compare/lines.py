@@ -1,7 +1,8 @@
 """The lines of a comparison: a figure of two runs, their ratio, and which run is better.
 
 A is the baseline, B the run of interest. A run is called better only if the figures differ by more
-than `EQUAL_WITHIN`, and if the 95 % interval of the ratio, where there is one, excludes equality.
+than `EQUAL_WITHIN`, and if the 95 % interval of the ratio excludes equality. A figure of a single
+sample, such as the longest pause, has no interval and so no verdict.
 """
 
 import math
@@ -101,6 +102,8 @@ class ComparisonRow:
         interval = self.interval if (self.ratio or 0.0) >= 1 else self.change_interval
         if interval is None:
             return ""
+        if interval.high == math.inf and interval.clear:
+            return f" (at least {ratio(interval.low)}, with 95 % confidence)"
         return f" (95 % interval {ratio(interval.low)} to {ratio(interval.high)})"
 
     def least_change(self) -> str:
@@ -130,10 +133,10 @@ def line_of(
     b: float | None,
     interval: ConfidenceInterval | None = None,
 ) -> ComparisonRow:
-    """Return a line with its ratio A/B and the better run."""
+    """Return a line with its ratio A/B and the better run, None without an interval."""
     better = _better(a, b, kind.direction)
-    if better in ("a", "b") and interval is not None and not interval.clear:
-        better = "unclear"
+    if better in ("a", "b"):
+        better = None if interval is None else better if interval.clear else "unclear"
     a_over_b = _ratio(a, b)
     change = None if a_over_b is None else _inverse(a_over_b)
     return ComparisonRow(

@@ -46,8 +46,9 @@ def notes(comparison: Comparison) -> str:
     text = (
         "Latencies are of answered requests, from when each was due. B/A: the second run's figure "
         "divided by the first's. = : equal within 5 %. ~ : not significant, the 95 % interval "
-        f"includes 1. {NONE} : not measured, or fewer than {comparison.min_beyond} samples beyond "
-        f"the percentile (p99 needs {comparison.min_beyond * 100:,} requests)."
+        f"includes 1; without an interval there is no verdict. {NONE} : not measured, or fewer "
+        f"than {comparison.min_beyond} samples beyond the percentile (p99 needs "
+        f"{comparison.min_beyond * 100:,} requests)."
     )
     if comparison.slos:
         text += f" Targets: {', '.join(str(slo) for slo in comparison.slos)}."

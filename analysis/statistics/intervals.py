@@ -147,7 +147,8 @@ def _paired_half(a: Floats, b: Floats, share: float) -> float:
 def _batches_interval(a: Floats, b: Floats, share: float, ratio: float) -> ConfidenceInterval:
     """Return the interval from the second smallest to the second largest ratio of ten batches.
 
-    It holds the ratio of a typical batch with 97.9 % confidence, and is widened to hold `ratio`.
+    It holds the ratio of a typical batch with 97.9 % confidence. An end that does not reach
+    `ratio` itself is not known.
     """
     of_a, of_b = (
         [order_statistic(batch, share) for batch in np.sort(_cut(values))] for values in (a, b)
@@ -155,7 +156,8 @@ def _batches_interval(a: Floats, b: Floats, share: float, ratio: float) -> Confi
     ratios = sorted(
         slow / fast if fast else math.inf for slow, fast in zip(of_a, of_b, strict=True)
     )
-    return ConfidenceInterval(min(ratios[1], ratio), max(ratios[-2], ratio))
+    low, high = ratios[1], ratios[-2]
+    return ConfidenceInterval(low if low < ratio else 0.0, high if high > ratio else math.inf)
 
 
 def _batches(above: NDArray[np.bool_], count: int = BATCHES) -> Floats:

@@ -153,7 +153,7 @@ def test_a_jam_hides_no_difference_that_each_tenth_of_two_paired_runs_shows() ->
     interval = ratio_interval(slow, fast, 0.99, paired=True)
     assert interval is not None
     assert 2.0 < interval.low < 4.0
-    assert interval.high > 20.0
+    assert interval.high == math.inf  # no tenth reaches the ratio of the whole runs
     alike = fast * random.lognormal(0.0, 0.1, 1200)
     alike[:120] *= 30.0  # a jam of the one run alone is no evidence
     interval = ratio_interval(alike, fast, 0.99, paired=True)
