@@ -26,6 +26,7 @@ from forebay.analysis.runs.window import Cut, cut_run
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
 from forebay.replay.results.folder import ROWS, SUMMARY
+from forebay.traces.formats.head import numbered_result
 from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import MAX_LINE_BYTES, json_value
 
@@ -47,7 +48,7 @@ def load_run(path: Path, name: str | None = None, unit: str | None = None) -> Ru
     """
     if not is_text(str(path)):
         raise InputError(f"{printable(str(path))}: its name is not UTF-8; rename it")
-    whole, number = _numbered(path)
+    whole, number = numbered_result(path)
     if whole.is_file():
         return _load_file(whole, name or folder_name(path), number, unit)
     if not path.is_dir():
@@ -90,14 +91,6 @@ def _unfinished(path: Path, name: str) -> RunData:
     why = f"it did not finish: {len(words['outcome']):,} requests had ended"
     judged = {"verdict": "interrupted", "verdict_reason": why, "ended": "killed"}
     return RunData(path, name, row_summary(numbers, words) | judged, info, numbers, words)
-
-
-def _numbered(path: Path) -> tuple[Path, int | None]:
-    """Split `FILE#2` into file and number, unless a file has that name."""
-    stem, mark, number = path.name.rpartition("#")
-    if mark and stem and number.isdigit() and not path.exists():
-        return path.with_name(stem), int(number)
-    return path, None
 
 
 def _load_file(path: Path, name: str, number: int | None, unit: str | None) -> RunData:

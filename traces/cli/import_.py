@@ -36,6 +36,7 @@ from forebay.traces.ground.whole_file import meta_path, whole_file
 from forebay.traces.reading.reader import TraceReader
 
 SHOWN_ROWS = 3
+FAST_PER_S = 100.0  # few services have more requests, but seconds read as milliseconds have
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="trace file; - is stdin")]
 
 HEADINGS = {
@@ -109,9 +110,14 @@ def import_trace(
             "notes": dict(reader.notes),
         }
 
-    stream = _first_told(reader) if guessed else reader
-    report(write_whole(output, Totals(stream), facts), output, as_json)
+    totals = Totals(_first_told(reader) if guessed else reader)
+    report(write_whole(output, totals, facts), output, as_json)
     _tell_losses(reader)
+    if totals.requests > FAST_PER_S * totals.last_s > 0.0:
+        talk(
+            f"note: {totals.requests / totals.last_s:,.0f} requests a second; if the times are in "
+            "another unit, give --time-unit (mooncake, aiperf) or the unit in --map"
+        )
 
 
 def _open(

@@ -35,6 +35,15 @@ class Head:
         return not self.columns.isdisjoint(columns)
 
 
+def numbered_result(path: str | Path) -> tuple[Path, int | None]:
+    """Split `FILE#2` into file and number of a result, unless a file has that name."""
+    whole = Path(path)
+    stem, mark, number = whole.name.rpartition("#")
+    if mark and stem and number.isdigit() and not whole.exists():
+        return whole.with_name(stem), int(number)
+    return whole, None
+
+
 def head_of(path: str | Path) -> Head:
     """Look at the first bytes of `path`. Standard input (`-`) is only peeked at."""
     content = read_head(path)

@@ -7,7 +7,7 @@ formats are in `readers`. A plug-in adds its own through the entry point group `
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
 import typer
 
-from forebay.traces.formats.head import Head, head_of
+from forebay.traces.formats.head import Head, head_of, numbered_result
 from forebay.traces.formats.totals import refuse_without_requests
 from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time
 from forebay.traces.ground.errors import InputError
@@ -24,14 +24,14 @@ from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
 from forebay.traces.reading.jsonl import read_trace
 from forebay.traces.reading.reader import REORDER_ROWS, Order, Parsed, ParseRow, TraceReader
-from forebay.traces.rows import UNITS, FileFacts, SourceRow
+from forebay.traces.rows import UNITS, FileFacts, RowError, SourceRow
 from forebay.traces.tokens import DEFAULT_ENCODING, TokenCounter, counter
 
 FOREBAY: Final = "forebay"
 GROUP: Final = "forebay.traces"
 MODULES: Final = (
     *("published", "turns", "kv_cache_tester", "tracelab", "mlperf", "client_sets"),
-    *("tools", "servers", "gateways", "prompts"),
+    *("tools", "servers", "access_logs", "gateways", "prompts"),
 )
 CSV_COLUMNS: Final = ("id", "arrival_s", "input_tokens", "output_tokens", "session", "tenant",
                       "document", "service_class", "model", "status")  # fmt: skip
@@ -146,11 +146,17 @@ class TraceFormat:
     folder: Callable[[Path, ReadOptions], Iterator[TraceRequest]] | None = None
 
     def open(self, path: str | Path, options: ReadOptions = DEFAULTS) -> TraceReader:
-        """Open `path` as a stream of requests. `TraceReader` lists the errors."""
+        """Open `path` as a stream of requests, `FILE#2` as the second result in a file.
+
+        `TraceReader` lists the errors.
+        """
         if options.mode not in MODES:
             raise InputError(f"--mode {options.mode}: not known; one of: {', '.join(MODES)}")
         if options.time_unit not in (None, *UNITS):
             raise InputError(f"--time-unit {options.time_unit}: give one of {', '.join(UNITS)}")
+        path, result = numbered_result(path)
+        if result is not None and self.served is None:
+            raise InputError(f"{path}#{result}: {self.name} has no results to choose from")
         # A file of another kind gets a hint in its first error.
         doubt, head = "", head_of(path)
         if head.line and not self.recognise(head):
@@ -165,16 +171,35 @@ class TraceFormat:
         return TraceReader(
             path,
             self.parser(options),
-            rows=self._unpacked_rows,
+            rows=partial(self._unpacked_rows, result),
             skip_bad=options.skip_bad,
             order=Order(self.order.rebase, maxsize) if options.sort else self.order,
             own_ids=self.own_ids,
             doubt=doubt,
         )
 
-    def _unpacked_rows(self, file: BinaryIO, facts: FileFacts) -> Iterator[tuple[int, Any]]:
+    def _unpacked_rows(
+        self, result: int | None, file: BinaryIO, facts: FileFacts
+    ) -> Iterator[tuple[int, Any]]:
         rows = self.rows(file, facts)
-        return rows if self.unpack is None else unpacked(rows, self.unpack, facts)
+        if self.unpack is not None:
+            rows = unpacked(rows, self.unpack, facts)
+        return rows if result is None else self._one_result(rows, result)
+
+    def _one_result(
+        self, rows: Iterable[tuple[int, Any]], result: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the rows of one result of the file. A document, or a part of it, is a result."""
+        places: dict[tuple[int, Any], int] = {}
+        for number, row in rows:
+            if isinstance(row, RowError):
+                yield number, row
+                continue
+            key = 0 if self.unpack is None else number, row.get("result")
+            if places.setdefault(key, len(places) + 1) == result:
+                yield number, row
+        if result > len(places):
+            raise RowError(f"#{result}: the file holds {len(places)} results, from #1", fatal=True)
 
 
 RowReader = Callable[[SourceRow, ReadOptions], Parsed]
@@ -267,7 +292,7 @@ def detect(path: str | Path) -> str | None:
         files = sorted(file for file in Path(path).iterdir() if file.is_file())
         format_names = [detect(file) for file in files[:20]]
         return next((name for name in format_names if name and formats()[name].folder), None)
-    head = head_of(path)
+    head = head_of(numbered_result(path)[0])
     if head.line[:1] == "{" and head.has("id", "arrival_s", "input_tokens"):
         return FOREBAY
     return next(

@@ -63,6 +63,9 @@ HGRM: Final = re.compile(
     r'^\s*"?Value(?:\((?P<unit>ns|us|ms|s)\))?"?[\s,]+"?Percentile"?[\s,]+"?TotalCount"?'
 )
 """The columns of a percentile distribution, as HdrHistogram, wrk2 and vegeta print it."""
+HAPROXY: Final = re.compile(
+    r"\S+ \[\d\d/\w{3}/\d{4}:[\d:.]+\] \S+ \S+/\S+ (?:[-+]?\d+/){4}[-+]?\d+ \d{3} "
+)
 AGGREGATES: Final = {"mean", "median", "avg", "average", "std", "stddev", "p50", "p75", "p90",
                      "p95", "p99", "p999", "throughput", "goodput", "percentile",
                      "percentiles"}  # fmt: skip
@@ -78,6 +81,12 @@ def refuse_without_requests(path: str | Path) -> None:
     tool = tool_of(head)
     if tool is not None:
         raise InputError(f"{path}: {only_totals(*tool)}")
+    if HAPROXY.search(head.line):
+        raise InputError(
+            f"{path}: a log of HAProxy, which holds no lengths of prompts; log JSON with nginx's "
+            'names: {"msec":%Ts.%ms,"request":"%HM %HP","status":%ST,"request_length":%U,'
+            '"body_bytes_sent":%B}'
+        )
     what = "a histogram log" if head.line.startswith("#[") else ""
     what = "a percentile distribution" if HGRM.match(head.line) else what
     if (Path(path) / "run.json").is_file():

@@ -22,6 +22,7 @@ from forebay.analysis.runs.merge_runs import merge_runs
 from forebay.analysis.runs.sources.hdr_payload import decode_payload
 from forebay.analysis.runs.window import parse_between, parse_since
 from forebay.proxy.cli import main
+from forebay.traces.formats import open_trace
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.hlog import HlogWriter, IntervalLog, new_histogram
 
@@ -351,6 +352,25 @@ def test_an_appended_file_holds_several_results(tmp_path: Path) -> None:
     assert "result 3 of 3 in the file" in " ".join(load_run(path).summary["warnings"])
     with pytest.raises(InputError, match="holds 3 results"):
         load_run(tmp_path / "result.json#4")
+
+
+def test_an_import_chooses_a_result_too(tmp_path: Path) -> None:
+    """Two results in one file lay over one another."""
+    results = [VLLM | {"ttfts": [0.1], "input_lens": [tokens]} for tokens in (100, 200)]
+    path = written(tmp_path / "result.json", results)
+    with pytest.raises(InputError, match="the first one's; FILE#1, FILE#2 and so on choose one"):
+        list(open_trace(path))
+    for number, tokens in ((1, 100), (2, 200)):
+        assert [row.input_tokens for row in open_trace(f"{path}#{number}")] == [tokens]
+    with pytest.raises(InputError, match="#3: the file holds 2 results, from #1"):
+        list(open_trace(f"{path}#3"))
+    request = {"start_time": 1.0, "prompt_tokens": 7, "output_tokens": 3}
+    groups = [{"successful": [request | {"prompt_tokens": tokens}]} for tokens in (7, 8, 9)]
+    path = written(tmp_path / "g.json", [{"benchmarks": [{"requests": group} for group in groups]}])
+    assert [row.input_tokens for row in open_trace(f"{path}#2")] == [8]
+    nginx = written(tmp_path / "nginx.json", [{"status": 200, "body_bytes_sent": 1, "msec": 1}])
+    with pytest.raises(InputError, match="nginx has no results to choose from"):
+        open_trace(f"{nginx}#1")
 
 
 def test_definitions_that_differ_stand_beside_the_figure(tmp_path: Path) -> None:

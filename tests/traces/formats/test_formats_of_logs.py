@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import refusal
+from paths import TESTS
 
 from forebay.proxy.cli import main
 from forebay.traces.formats import ReadOptions, detect, open_trace
@@ -12,6 +14,10 @@ from forebay.traces.reading.jsonl import read_trace
 
 COMBINED = '10.0.0.9 - {} [24/Nov/2026:02:47:{:02} +0000] "POST {} HTTP/1.1" {} {} "-" "curl/8"'
 CHAT = "/v1/chat/completions"
+HAPROXY = (
+    "Feb  6 12:14:14 host haproxy[14389]: 10.0.1.2:33317 [06/Feb/2026:12:14:14.655] http-in "
+    'static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "POST /v1/chat/completions"'
+)
 INGRESS = " {} {} [llm-vllm-8000] [] 10.0.0.1:8000 2300 1.500 200 5d41402abc4b2a76"
 
 
@@ -133,3 +139,21 @@ def test_a_failed_request_of_aiperf_has_its_length_under_another_name(tmp_path: 
     }
     path.write_text(json.dumps(row))
     assert told(list(open_trace(path, options=ReadOptions()))) == [(0.0, 70, 0, 429)]
+
+
+def test_logs_without_lengths_say_so(tmp_path: Path) -> None:
+    path, out = tmp_path / "access.log", str(tmp_path / "out.jsonl")
+    new = json.loads((TESTS / "traces/golden/caddy.log").read_text().splitlines()[0])
+    old = {key: value for key, value in new.items() if key != "bytes_read"}
+    for line, told_name in ((json.dumps(old), "Caddy"), (HAPROXY, "HAProxy")):
+        path.write_text(f"{line}\n")
+        said = refusal("traces", "import", "auto", str(path), "-o", out)
+        assert f"a log of {told_name}, which holds no lengths of prompts; " in said
+    # The line that the error proposes for HAProxy is read.
+    line = said[said.index("{") :].strip()
+    values = {"%Ts.%ms": "1770380054.655", "%HM": "POST", "%HP": CHAT, "%ST": "200",
+              "%U": "4200", "%B": "160"}  # fmt: skip
+    for name, value in values.items():
+        line = line.replace(name, value)
+    path.write_text(f"{line}\n")
+    assert told(imported(path)) == [(0.0, 1050, 40, 200)]

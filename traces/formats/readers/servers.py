@@ -1,11 +1,9 @@
-"""Read logs of servers: vLLM, nginx, Envoy, Dynamo's request traces, and Forebay's JSON log."""
+"""Read logs of LLM servers: vLLM, Dynamo's request traces, and Forebay's JSON log."""
 
 import ast
 import re
 from datetime import datetime
 from typing import Any
-
-import orjson
 
 from forebay.traces.formats.body import build, of_body
 from forebay.traces.formats.table import COMPLETION, ReadOptions, row_format
@@ -14,9 +12,6 @@ from forebay.traces.reading.containers import json_value, text_rows
 from forebay.traces.reading.jsonl import block_ids
 from forebay.traces.rows import NotARequestError, RowError, SourceRow, shown
 
-BYTES_PER_TOKEN = 4
-EVENT_BYTES = 230  # one event, which is one token, of vLLM's chat endpoint; the model's name counts
-SHAPED = re.compile(r"/(v1/)?(chat/completions|completions|responses|messages|generate)$")
 VLLM = re.compile(
     r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<rest>.*?) Received request "
     r"(?P<id>[^:]+): prompt: (?P<prompt>'.*'|\".*\"|None), (?:params|params_list|sampling_params): "
@@ -25,19 +20,6 @@ VLLM = re.compile(
 VLLM_LINE = re.compile(r"(?:INFO|DEBUG|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d")
 # vLLM's log has no year, and only differences of times matter.
 FIRST_YEAR = 2000  # a leap year
-NGINX = re.compile(
-    r"(?P<client>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]+)\] "
-    r'"(?P<request>(?:[^"\\]|\\.)*)"'
-    r" (?P<status>\d{3}) (?P<sent>\d+|-)(?P<rest>.*)"
-)
-REQUEST = re.compile(r"(?P<method>[A-Z]+) (?P<path>\S+)")
-ENVOY = re.compile(
-    r'\[(?P<time>[0-9TZ:.+-]+)\] "(?P<method>[A-Z]+) (?P<path>\S+)[^"]*" (?P<status>\d+) \S+ '
-    r'(?:\S+ \S+ "[^"]*" )?(?P<received>\d+) (?P<sent>\d+) (?P<duration>\d+) \S+ '
-    r'"[^"]*" "[^"]*" "(?P<id>[^"]*)"'
-)
-INGRESS = re.compile(r'" (?P<received>\d+) (?P<took>\d+\.\d+) \[')  # Kubernetes ingress-nginx
-NUMBERS = re.compile(r'(?:^|[ "])(?P<key>[a-z_]+)=(?P<value>[0-9.]+)')
 
 
 @row_format(
@@ -186,157 +168,3 @@ def _params(text: str) -> dict[str, Any]:
         elif value not in (None, []):
             parameters[key] = value
     return {**fields, "parameters": parameters} if parameters else fields
-
-
-@row_format(
-    name="nginx",
-    what="nginx access logs: combined format with `request_length=`, `request_time=` and "
-    "`content_type=`, ingress-nginx's format, or JSON",
-    keeps="user as tenant, status; lengths from bytes",
-    recognise=lambda head: (
-        NGINX.match(head.line) is not None
-        or (
-            head.has("status", "body_bytes_sent")
-            and head.has_any("time_iso8601", "time_local", "msec", "request_time")
-        )
-    ),
-    rows=text_rows,
-    order=COMPLETION,
-)
-def nginx(row: SourceRow, options: ReadOptions) -> TraceRequest:
-    """Read the combined log format, ingress-nginx's format, or a `log_format` of JSON.
-
-    After the combined format may follow `request_length=`, `request_time=`, `content_type=`.
-    The time of a line is the end of the request. Lengths are computed from bytes, or are options.
-    """
-    line = str(row.get("line"))
-    fields = _nginx_json(row, line) if line.startswith("{") else _nginx_line(row, line)
-    _only_shaped(fields["method"], fields["path"])
-    took_s, sent = fields["took_s"], fields["sent"]
-    if took_s is None:
-        row.note("lines without request_time, whose arrival is the time of their end")
-    status = int(fields["status"])
-    streamed = "event-stream" in fields["type"]
-    if not fields["type"] and status < 400 and options.output_tokens is None:
-        row.note(
-            "lines without content_type: answers are taken as not streamed, at 4 bytes a token"
-        )
-    return _by_bytes(
-        row,
-        options,
-        name=f"nginx-{row.number}",
-        arrival_s=fields["end_s"] - (took_s or 0.0),
-        received=int(fields["received"] or 0),
-        sent=sent * BYTES_PER_TOKEN // EVENT_BYTES if streamed else sent,
-        status=status,
-        tenant=fields["user"] if fields["user"] not in ("-", "") else None,
-    )
-
-
-def _nginx_line(row: SourceRow, line: str) -> dict[str, Any]:
-    match = NGINX.match(line)
-    if match is None:
-        raise RowError(f"{shown(line)} is not a line of the combined log format")
-    request = REQUEST.match(match["request"])
-    if request is None:  # scanners send TLS, nothing or words of their own
-        raise NotARequestError("lines whose request is no HTTP")
-    more = {pair["key"]: pair["value"] for pair in NUMBERS.finditer(match["rest"])}
-    ingress = INGRESS.search(match["rest"])
-    if ingress is not None:
-        more |= {"request_length": ingress["received"], "request_time": ingress["took"]}
-    took = more.get("request_time", more.get("rt"))
-    return {
-        "method": request["method"],
-        "path": request["path"],
-        "status": match["status"],
-        "user": match["user"],
-        "end_s": _nginx_time(match["time"]),
-        "took_s": None if took is None else float(took),
-        "received": more.get("request_length", more.get("rl")),
-        "sent": 0 if match["sent"] == "-" else int(match["sent"]),
-        "type": match["rest"].partition("content_type=")[2],
-    }
-
-
-def _nginx_json(row: SourceRow, line: str) -> dict[str, Any]:
-    """Read nginx's variables by their names, as a `log_format` with `escape=json` writes them."""
-    try:
-        variables = row.with_values(orjson.loads(line))
-    except orjson.JSONDecodeError as error:
-        raise RowError(f"not JSON ({error}); each line must hold one JSON object") from error
-    request_line = (variables.text("request") or "").split(" ")
-    local = variables.text("time_local")
-    took = variables.get("request_time")
-    return {
-        "method": variables.text("request_method", "method") or request_line[0],
-        "path": variables.text("request_uri", "uri", "path") or "".join(request_line[1:2]),
-        "status": variables.whole("status"),
-        "user": variables.text("remote_user") or "",
-        "end_s": _nginx_time(local)
-        if local
-        else variables.moment("msec", "time_iso8601", "@timestamp", "timestamp", "time"),
-        "took_s": None if took is None else variables.seconds("request_time"),
-        "received": variables.whole_or(None, "request_length", "content_length"),
-        "sent": variables.whole_or(0, "body_bytes_sent", "bytes_sent"),
-        "type": variables.text("sent_http_content_type", "upstream_http_content_type") or "",
-    }
-
-
-def _nginx_time(text: str) -> float:
-    try:
-        return datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()
-    except ValueError as error:
-        raise RowError(f"time: {text!r} is not 24/Nov/2026:02:47:04 +0000") from error
-
-
-@row_format(
-    name="envoy",
-    what="Envoy and Istio access logs, default format",
-    keeps="status; lengths from bytes",
-    recognise=lambda head: ENVOY.match(head.line) is not None,
-    rows=text_rows,
-    order=COMPLETION,
-)
-def envoy(row: SourceRow, options: ReadOptions) -> TraceRequest:
-    """Read Envoy's default text format, whose lines begin with the start of the request."""
-    match = ENVOY.match(str(row.get("line")))
-    if match is None:
-        raise RowError(f"{shown(row.get('line'))} is not a line of Envoy's default format")
-    _only_shaped(match["method"], match["path"])
-    start = row.with_values({"time": match["time"]})
-    identity = match["id"]
-    return _by_bytes(
-        row,
-        options,
-        name=identity if identity not in ("", "-") else f"envoy-{row.number}",
-        arrival_s=start.moment("time", unit="iso8601"),
-        received=int(match["received"]),
-        sent=int(match["sent"]),
-        status=int(match["status"]),
-        tenant=None,
-    )
-
-
-def _only_shaped(method: str, path: str) -> None:
-    path = path.partition("?")[0]
-    if method != "POST" or not SHAPED.search(path):
-        raise NotARequestError(f"{method} {path}, which generates no text")
-
-
-def _by_bytes(
-    row: SourceRow, options: ReadOptions, *, name: str, arrival_s: float, received: int, sent: int,
-    status: int, tenant: str | None,
-) -> TraceRequest:  # fmt: skip
-    failed = status >= 400 or status == 0
-    output = options.output_tokens
-    if output is None:
-        output = 0 if failed else max(1, sent // BYTES_PER_TOKEN)
-    return build(
-        row,
-        {"status": status if 100 <= status < 600 else None, "tenant": tenant},
-        options,
-        name=name,
-        arrival_s=arrival_s,
-        input_tokens=options.input_tokens or (received // BYTES_PER_TOKEN) or None,
-        output_tokens=output,
-    )

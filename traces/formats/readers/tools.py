@@ -92,8 +92,8 @@ def vllm_bench(row: SourceRow, options: ReadOptions) -> TraceRequest:
         raise RowError(str(row.get("untimed")), fatal=True)
     if row.facts.memory.setdefault("document", row.number) != row.number:
         raise RowError(
-            "a second result (--append-result), whose times would overlap the first one's; write "
-            "each result to a file of its own",
+            "a second result (--append-result), whose times would overlap the first one's; "
+            "FILE#1, FILE#2 and so on choose one",
             fatal=True,
         )
     return TraceRequest(
