@@ -5,11 +5,11 @@
     run.json          everything needed to repeat the run
     summary.json      results, written last, so that it marks a complete run
     answers.jsonl     the text of each complete answer, if requested
-    metrics.parquet   the servers' /metrics each second, if requested
+    metrics.parquet   the servers' /metrics each second, if requested; until the end such a stream
 
-During the run they are named `*.partial`. If the process is killed, the rows of the last second but
-one are in it, and `report` reads them. A folder that already has a run is an error before any
-request is sent, and a failed run leaves the old run unchanged.
+During the run they are named `*.partial`. If the process is killed, `requests.arrow.partial` has
+the rows up to the last second but one, and `report` reads them. A folder that already has a run is
+an error before any request is sent, and a failed run leaves the old run unchanged.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Self, TextIO, get_args, get_type_hints
 import orjson
 
 from forebay.replay.clock.virtual_loop import VirtualClockLoop
+from forebay.replay.results.arrow_file import ArrowFile
 from forebay.replay.results.row import Row
 from forebay.replay.results.server_metrics import MetricsTable
 from forebay.traces.ground.errors import InputError
@@ -36,6 +37,7 @@ SUMMARY = "summary.json"
 FILES = (HLOG, TABLE, RUN, SUMMARY)
 ANSWERS = "answers.jsonl"
 METRICS = "metrics.parquet"
+METRICS_ROWS = "metrics.arrow.partial"
 OPTIONAL = (ANSWERS, METRICS)
 GROUP_ROWS = 1_000
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -86,7 +88,7 @@ class RunFolder:
             if answers:
                 self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
             if metrics:
-                self.metrics = MetricsTable(self._partial(METRICS))
+                self.metrics = MetricsTable(self._partial(METRICS), folder / METRICS_ROWS)
         except OSError as error:
             self._remove_partials()
             raise _not_written(folder, error) from error
@@ -136,7 +138,8 @@ class RunFolder:
             self.answers.close()
 
     def _remove_partials(self) -> None:
-        for path in (*map(self._partial, (*FILES, *OPTIONAL)), self.path / ROWS):
+        streams = (self.path / ROWS, self.path / METRICS_ROWS)
+        for path in (*map(self._partial, (*FILES, *OPTIONAL)), *streams):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -154,29 +157,25 @@ async def _turn() -> None:
 
 
 class TableWriter:
-    """Writes rows to an Arrow stream, which can be read at any time, and at the end to Parquet.
-
-    Args:
-        path: the Parquet file.
-        rows: the stream, which `close` deletes.
-    """
+    """Writes rows to the files `path` and `rows` of an `ArrowFile`."""
 
     def __init__(self, path: Path, rows: Path) -> None:
         import pyarrow
-        import pyarrow.parquet
 
         self._arrow: Any = pyarrow
-        self._path, self._stream_path = path, rows
         self._rows: list[tuple[Any, ...]] = []
         fields = []
         for name, annotation in get_type_hints(Row).items():
             kinds = get_args(annotation) or (annotation,)
             arrow_type = getattr(pyarrow, _TYPES[kinds[0]])()
             fields.append(pyarrow.field(name, arrow_type, nullable=NoneType in kinds))
-        self._schema = pyarrow.schema(fields)
-        path.touch()  # a folder that cannot be written is an error before the run
-        self._file: BinaryIO = open(rows, "wb")  # noqa: SIM115 - closed in `abandon`
-        self._writer: Any = pyarrow.ipc.new_stream(self._file, self._schema)
+        self._file = ArrowFile(
+            path,
+            rows,
+            pyarrow.schema(fields),
+            row_group_size=GROUP_ROWS,
+            use_dictionary=_DICTIONARY,
+        )
 
     def add(self, row: Row) -> None:
         self._rows.append(_VALUES(row))
@@ -198,10 +197,10 @@ class TableWriter:
         """Write the first rows in a thread: while the disk is slow, no request could be sent."""
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualClockLoop):  # time would stand still
-            self._write(columns)
+            self._file.write(columns)
             del self._rows[: len(columns[0])]
             return
-        writing = loop.run_in_executor(None, self._write, columns)
+        writing = loop.run_in_executor(None, self._file.write, columns)
         try:
             await asyncio.shield(writing)
         finally:  # a cancellation must leave no rows half written or to be written twice
@@ -210,37 +209,16 @@ class TableWriter:
 
     def close(self) -> None:
         """Write the remaining rows, and the Parquet file. A second call does nothing."""
-        if self._writer is None:
-            return
-        if self._rows:
-            self._write(list(self._columns(self._rows)))
-            self._rows = []
-        self.abandon()
-        self._write_parquet()
-        self._stream_path.unlink()
+        if self._file.is_open:
+            if self._rows:
+                self._file.write(list(self._columns(self._rows)))
+                self._rows = []
+            self._file.close()
 
     def abandon(self) -> None:
         """Close the stream without the remaining rows."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with self._file:
-                writer.close()
+        self._file.abandon()
 
     def _columns(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
+        for values, field in zip(zip(*rows, strict=True), self._file.schema, strict=True):
             yield self._arrow.array(values, type=field.type)
-
-    def _write(self, columns: list[Any]) -> None:
-        self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))
-        self._file.flush()
-
-    def _write_parquet(self) -> None:
-        """Copy the stream, which is mapped into memory, to Parquet."""
-        with self._arrow.memory_map(str(self._stream_path)) as rows:
-            self._arrow.parquet.write_table(
-                self._arrow.ipc.open_stream(rows).read_all(),
-                str(self._path),
-                row_group_size=GROUP_ROWS,
-                compression="zstd",
-                use_dictionary=_DICTIONARY,
-            )

@@ -17,12 +17,14 @@ import orjson
 from yarl import URL
 
 from forebay.replay.clock.clock import Clock
+from forebay.replay.results.arrow_file import ArrowFile
 from forebay.traces.ground.errors import InputError
 
 TIMEOUT_WALL_S = 5.0
 MAX_PAGE_BYTES = 32 << 20
 LEAST_GAP_WALL_S = 0.25
 GROUP_ROWS = 4_000  # writing them takes about a millisecond
+LONGEST_UNWRITTEN_S = 10.0  # of the run, what a killed run may lack
 
 _Problem = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
@@ -45,15 +47,14 @@ def metrics_urls(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 class MetricsTable:
-    """Writes `metrics.parquet`: a row for each sample of each series.
+    """Writes a row for each sample of each series to the files `path` and `rows` of an `ArrowFile`.
 
     Columns: `s` (seconds since the run's start), `source` (URL of the page), `name` of the series,
     `labels` (a JSON object) and `value`. The series `up` is 1, or 0 if the page could not be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: Path) -> None:
         import pyarrow
-        import pyarrow.parquet
 
         self._arrow: Any = pyarrow
         self._series: dict[tuple[str, str], int] = {}
@@ -61,13 +62,11 @@ class MetricsTable:
         self._times_s, self._ids, self._values = array("d"), array("i"), array("d")
         text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
         kinds = {"s": pyarrow.float64(), "source": text, "name": text, "labels": text}
-        self._schema: Any = pyarrow.schema(
+        kinds["value"] = pyarrow.float64()
+        schema = pyarrow.schema(
             [pyarrow.field(*column, nullable=False) for column in kinds.items()]
-            + [pyarrow.field("value", pyarrow.float64(), nullable=False)]
         )
-        self._writer: Any = pyarrow.parquet.ParquetWriter(
-            str(path), self._schema, compression="zstd"
-        )
+        self._file = ArrowFile(path, rows, schema, row_group_size=GROUP_ROWS)
 
     def add(self, at_s: float, source: str, page: str | None) -> None:
         """Add all series of a page, or `up 0` without a page.
@@ -93,20 +92,18 @@ class MetricsTable:
             self._times_s.append(at_s)
             self._ids.append(at)
             self._values.append(number)
-        if len(self._ids) >= GROUP_ROWS:
+        if len(self._ids) >= GROUP_ROWS or at_s - self._times_s[0] >= LONGEST_UNWRITTEN_S:
             self._write()
 
     def close(self) -> None:
-        """Write the remaining rows and the footer. A second call does nothing."""
-        if self._writer is not None:
+        """Write the remaining rows, and the Parquet file. A second call does nothing."""
+        if self._file.is_open:
             self._write()
-            self.abandon()
+            self._file.close()
 
     def abandon(self) -> None:
-        """Close the file without the remaining rows."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        """Close the stream without the remaining rows."""
+        self._file.abandon()
 
     def _new_series(self, source: str, series: str, line: str) -> tuple[int, str]:
         """Return the number of a new series, and its value in this line."""
@@ -137,8 +134,7 @@ class MetricsTable:
         arrow = self._arrow
         ids = arrow.array(self._ids, type=arrow.int32())
         texts = [arrow.array(each).take(ids).dictionary_encode() for each in self._texts]
-        columns = [arrow.array(self._times_s), *texts, arrow.array(self._values)]
-        self._writer.write_batch(arrow.record_batch(columns, schema=self._schema))
+        self._file.write([arrow.array(self._times_s), *texts, arrow.array(self._values)])
         self._times_s, self._ids, self._values = array("d"), array("i"), array("d")
 
 

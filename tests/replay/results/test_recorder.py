@@ -15,6 +15,7 @@ from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.results import folder as run_folder
+from forebay.replay.results.arrow_file import ArrowFile
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.recorder import Recorder
 from forebay.replay.results.row import Row, row_of
@@ -150,10 +151,10 @@ def test_a_run_that_ends_during_a_flush_is_whole(
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: run_folder.TableWriter, columns: list[Any]) -> None:
+    def full(self: ArrowFile, columns: list[Any]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.TableWriter, "_write", full)
+    monkeypatch.setattr(ArrowFile, "write", full)
     with pytest.raises(InputError, match=r"--out: .*run cannot be written \(No space left"):
         run_one(tmp_path / "run", rows(30))
     assert list((tmp_path / "run").iterdir()) == []

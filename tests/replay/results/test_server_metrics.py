@@ -114,7 +114,7 @@ async def test_the_simulated_engines_page_says_what_the_requests_say(tmp_path: P
 
 
 def test_time_stamps_and_strange_lines_of_pages(tmp_path: Path) -> None:
-    table = MetricsTable(tmp_path / "m.parquet")
+    table = MetricsTable(tmp_path / "m.parquet", tmp_path / "m.arrow")
     for at in (1, 2):
         table.add(float(at), URL, f'dcgm{{gpu="0"}} {at * 10} 17000000{at}000\nplain {at}\n')
     assert len(table._series) == 3  # a time stamp makes no new series
@@ -126,6 +126,7 @@ def test_time_stamps_and_strange_lines_of_pages(tmp_path: Path) -> None:
     table.add(4.0, URL, None)
     table.close()
     table.close()
+    assert not (tmp_path / "m.arrow").exists()
     found = [(row["s"], row["name"], row["value"]) for row in read(tmp_path / "m.parquet")]
     assert found == [
         (1.0, "dcgm", 10.0), (1.0, "plain", 1.0), (1.0, "up", 1.0),
@@ -134,8 +135,21 @@ def test_time_stamps_and_strange_lines_of_pages(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_killed_run_has_the_samples_up_to_its_last_ten_seconds(tmp_path: Path) -> None:
+    """The file had no footer, so nothing of it could be read."""
+    table = MetricsTable(tmp_path / "m.parquet", tmp_path / "m.arrow")
+    for second in range(25):
+        table.add(float(second), URL, f"plain {second}\nlater {second}\n" if second > 12 else "")
+    with pyarrow.memory_map(str(tmp_path / "m.arrow")) as stream:
+        samples = pyarrow.ipc.open_stream(stream).read_all().to_pylist()
+    assert max(row["s"] for row in samples) == 21.0
+    assert {row["name"] for row in samples} == {"up", "plain", "later"}
+    assert all(row["value"] == row["s"] for row in samples if row["name"] != "up")
+    table.abandon()
+
+
 def test_large_pages_are_written_in_groups(tmp_path: Path) -> None:
-    table = MetricsTable(tmp_path / "m.parquet")
+    table = MetricsTable(tmp_path / "m.parquet", tmp_path / "m.arrow")
     page = "".join(f'many{{at="{at}"}} {at}\n' for at in range(1_500))
     for second in range(4):
         table.add(float(second), URL, page)
