@@ -144,6 +144,7 @@ class SearchArguments(TrafficOptions):
     def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
         from forebay.analysis.search.search import SearchQuestion, least_part_s, users_per_load
         from forebay.replay.plan.schedule import parse_arrivals
+        from forebay.traces.edit.sharing import share_prompts
         from forebay.traces.ground.buckets import bucket_of, parse_buckets
 
         span_s = rows[-1].arrival_s - rows[0].arrival_s
@@ -166,6 +167,7 @@ class SearchArguments(TrafficOptions):
             least_s,
             repeats=repeats,
             users=users_per_load(rows),
+            copied=len(rows) if len(used) > len(rows) and share_prompts(rows) else 0,
         )
         # A search that can prove nothing is rejected before it starts.
         if not question.can_prove():

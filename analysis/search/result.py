@@ -180,6 +180,12 @@ def _warnings(
             "to decide; give more with --requests or --parts"
         )
         sentences += _undecided(unsure, question)
+    if question.copied:
+        sentences.append(
+            f"the trace's {question.copied:,} requests were repeated with prompts of their own, "
+            "which find no document of another copy in a cache: a longer trace of this traffic may "
+            f"bear more; give one of {len(question.rows):,} requests"
+        )
     # No load is proven, or the client may have been the limit.
     if highest is None:
         sentences += _unproven(unsure)

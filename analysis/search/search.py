@@ -72,6 +72,8 @@ class SearchQuestion:
         least_s: a part has more requests if it were shorter than this (`least_part_s`).
         repeats: True if the same rows are new evidence, because their times are drawn again.
         users: sessions at once for each request a second (`users_per_load`).
+        copied: requests of the trace, if copies of it were added that share none of its prompts,
+            though its own sessions share some.
     """
 
     rows: Sequence[TraceRequest] = field(repr=False)
@@ -83,6 +85,7 @@ class SearchQuestion:
     least_s: float = 0.0
     repeats: bool = True
     users: float | None = None
+    copied: int = 0
 
     @property
     def z(self) -> float:

@@ -35,7 +35,7 @@ HEADINGS = {
     "Fleet": "model gpu tensor-parallel-size quantization kv-cache-dtype speculative-config "
     "acceptance disable-hybrid-kv-cache-manager scheduler-cls additional-config enable-lora "
     "max-loras max-lora-rank policy config calibration max-model-len max-num-batched-tokens "
-    "max-num-seqs gpu-memory-utilization price-per-gpu-hour gpu-watts",
+    "max-num-seqs long-prefill-token-threshold gpu-memory-utilization price-per-gpu-hour gpu-watts",
     "Search": "slo seeds seed window quick validate jobs",
     "Output": "plot plot-tokens out force json",
 }

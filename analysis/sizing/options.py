@@ -8,6 +8,7 @@ import typer
 
 from forebay.replay.engine.flags import (
     GpuMemoryUtilization,
+    LongPrefillTokenThreshold,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
@@ -78,6 +79,7 @@ class SizeArguments:
     max_model_len: MaxModelLen = None
     max_num_batched_tokens: MaxNumBatchedTokens = None
     max_num_seqs: MaxNumSeqs = None
+    long_prefill_token_threshold: LongPrefillTokenThreshold | None = None
     gpu_memory_utilization: GpuMemoryUtilization = 0.9
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="Price of a GPU per hour, in any currency.")
@@ -177,10 +179,13 @@ class SizeArguments:
         from forebay.replay.sim.scenario import Scenario, flags_of
 
         proxy = Config() if self.config is None else load_config(self.config, {}, {})
+        stated = flags_of(proxy)
+        if self.long_prefill_token_threshold is not None:
+            stated["long_prefill_token_threshold"] = self.long_prefill_token_threshold
         engine = EngineConfig(
             max_model_len=self.max_model_len,
             calibration=self.calibration,
-            **{**flags_of(proxy), **self._engine_options(), **flags.of_model()},
+            **{**stated, **self._engine_options(), **flags.of_model()},
         )
         return Scenario(engine, 1, self.policy, proxy)
 

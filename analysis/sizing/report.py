@@ -11,6 +11,7 @@ from forebay.analysis.sizing.guide import SizingAnswer, Validation, sharing_take
 from forebay.analysis.sizing.judge import FleetJudgement
 from forebay.analysis.statistics.intervals import wilson
 from forebay.analysis.statistics.units import numbered
+from forebay.replay.engine.flags import changed_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -192,8 +193,9 @@ def print_answer(
     low, high = answer.range
     spread = f"{low}" if low == high else f"{low} to {high}"
     error = engine.known_error()
+    flags = ", ".join(changed_words(engine)) or "vLLM's default flags"
     title = (
-        f"{_fleet(answer)} for {engine.model_spec.name}; "
+        f"{_fleet(answer)} for {engine.model_spec.name}, {flags}; "
         f"{answer.gpus + 1} to survive the loss of one{f'; {error}' if error else ''}"
     )
     show([title], "bold")

@@ -156,6 +156,10 @@ class EngineConfig(EngineFlags):
             parts.append("speculative decoding, with the acceptance that was given")
         remarks = [None if self.calibration else checked_by_runs(self.rank_spec, self.gpu_spec)]
         remarks.append(measured_elsewhere(self.calibration_file(), self.gpu_spec.name))
+        if self.enable_lora:
+            remarks.append("of adapters only the memory is simulated, no wait for --max-loras")
+        if self.model_spec.language_only:
+            remarks.append("a tower for images or sounds needs memory, which is not counted")
         if parts:
             remarks.append(f"never measured here: {'; '.join(parts)}")
         return "; ".join(remark for remark in remarks if remark) or None

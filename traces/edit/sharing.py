@@ -6,7 +6,7 @@ token is not recomputed. Memory grows only with the distinct blocks: about 100 b
 is 512 tokens in a trace of block ids and 16 tokens in a trace of text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -67,6 +67,19 @@ class IdealCache:
         while root and keys[root - 1] != self._root[root - 1]:
             root -= 1
         self.root_blocks = root
+
+
+def share_prompts(requests: Iterable[TraceRequest]) -> bool:
+    """Return True if more than one session in 20 begins as an earlier one, but not as all do."""
+    cache = IdealCache()
+    sessions: set[str] = set()
+    hits = []
+    for request in requests:
+        if request.session not in sessions:
+            hits.append(cache.look_up(request).hit_blocks)
+        if request.session is not None:
+            sessions.add(request.session)
+    return sum(blocks > cache.root_blocks for blocks in hits) > len(hits) / 20
 
 
 def _id_keys(blocks: Sequence[int]) -> Iterator[int]:

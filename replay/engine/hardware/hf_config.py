@@ -18,6 +18,7 @@ from forebay.replay.engine.hardware.architectures import (
 from forebay.replay.engine.hardware.hf_fields import Fields, read_object
 from forebay.replay.engine.hardware.hf_formats import kv_value_bytes
 from forebay.replay.engine.hardware.hf_weights import (
+    ALONE,
     dense_width,
     read_latent,
     read_mixture,
@@ -92,6 +93,7 @@ def shape_of(
         **windows,
         latent=latent.rank + latent.rope if latent else 0,
         weights_source=source,
+        language_only=source.endswith(ALONE),
         kv_value_bytes=kv_value_bytes(fields),
         default_len=_default_len(fields, longest),
         family=fields.family,

@@ -23,6 +23,7 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 _CHOSEN = (
     "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts",
 )  # fmt: skip
+ALONE = ", of the language model alone"
 _LLAMA_4 = "llama4_text"
 
 
@@ -49,7 +50,7 @@ def weight_bytes(fields: Fields, mixers: Mixers, mlps: int) -> tuple[int, str]:
     if stored.least_bits != 16:
         source += f", quantised to {stored.least_bits:g} bits"
     if fields.several_kinds:
-        source += ", of the language model alone"
+        source += ALONE
     return int(bits / 8), source
 
 

@@ -52,6 +52,7 @@ class ModelShape:
         default_len: context without --max-model-len. 0: `max_model_len`.
         family: `model_type`, which decides what takes adapters.
         value_dim: numbers of one head's value. 0: `head_dim`.
+        language_only: the model also reads images or sounds, for which weight_bytes has nothing.
         gated_attention, tied_values: `gated` and `tied` of `Heads`.
         near: heads of sliding layers. None: as in other layers.
         state: layers with a recurrent state, in addition to attention layers.
@@ -87,6 +88,7 @@ class ModelShape:
     state: Recurrent | None = None
     index: Indexer | None = None
     mlps: int = 0
+    language_only: bool = field(default=False, compare=False)
 
     @property
     def attention(self) -> str:

@@ -52,7 +52,8 @@ class ModelSpec:
         default_len: context without --max-model-len. 0: `max_model_len`.
         ranks: GPUs that share the model's layers by tensor parallelism.
         family: `model_type`, which decides what takes adapters.
-        value_dim, gated_attention, tied_values, near, state, index, mlps: as in `ModelShape`.
+        value_dim, gated_attention, tied_values, near, state, index, mlps, language_only: as in
+            `ModelShape`.
     """
 
     name: str
@@ -86,6 +87,7 @@ class ModelSpec:
     state: Recurrent | None = None
     index: Indexer | None = None
     mlps: int = 0
+    language_only: bool = False
 
     @property
     def weight_bytes(self) -> int:

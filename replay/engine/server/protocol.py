@@ -103,14 +103,19 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     n = _whole_number_of(body, "n")
     if n not in (None, 1):
         raise bad_value(f"n must be 1 on the simulated engine, got {n}.", "n")
+    most, fewest = _max_tokens(body, chat), _whole_number_of(body, "min_tokens") or 0
+    if most is not None and fewest > most:
+        raise bad_value(
+            f"min_tokens must be less than or equal to max_tokens={most}, got {fewest}."
+        )
     # Fields that are left out have vLLM's defaults.
     options = options or {}
     return Call(
         chat=chat,
         prompt=prompt,
         stream=stream,
-        max_tokens=_max_tokens(body, chat),
-        min_tokens=_whole_number_of(body, "min_tokens") or 0,
+        max_tokens=most,
+        min_tokens=fewest,
         ignore_eos=_boolean(body, "ignore_eos"),
         include_usage=_boolean(options, "include_usage", "stream_options."),
         continuous_usage=_boolean(options, "continuous_usage_stats", "stream_options."),

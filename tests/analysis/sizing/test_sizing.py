@@ -19,6 +19,7 @@ from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.guide import curves
 from forebay.analysis.sizing.judge import JudgedWindow, judge
 from forebay.analysis.sizing.naive import erlang_c, formulas
+from forebay.analysis.sizing.options import SizeArguments
 from forebay.analysis.sizing.search import LeastCount, Question, least_gpus
 from forebay.analysis.sizing.targets import DEFAULT_SLO, default_targets, parse_targets
 from forebay.analysis.sizing.workers import JobRunner
@@ -27,6 +28,7 @@ from forebay.analysis.statistics.intervals import share_ratio_interval, wilson
 from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.flags import ModelFlags, changed_words
 from forebay.replay.engine.hardware.find import find_model
 from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.scenario import Scenario, simulate
@@ -394,6 +396,7 @@ def test_the_table_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None
     assert main(f"{SMALL} --quick --validate".split()) == 0
     told = " ".join(capsys.readouterr().out.split())
     for words in (
+        "for llama-3-8b, vLLM's default flags; ",
         "to survive the loss of one",
         "M/M/c",
         "validation",
@@ -419,6 +422,28 @@ def test_the_first_line_says_that_step_times_are_unchecked(
     kept = json.loads(capsys.readouterr().out)["calibration"]
     assert kept["known_error"].startswith("unchecked")
     assert "within 5 %" not in kept["checked"]
+
+
+def test_the_cap_on_prefills_can_be_given() -> None:
+    """README, `tune` and `simulate` are built round it, and two of six answers depend on it."""
+    asked = SizeArguments(
+        users=10, document_tokens="1000", max_num_seqs=64, long_prefill_token_threshold=2048
+    )
+    engine = asked.scenario(ModelFlags()).engine
+    assert engine.long_prefill_token_threshold == 2048
+    assert list(changed_words(engine)) == [
+        *("--max-num-seqs 64", "--long-prefill-token-threshold 2048")
+    ]
+    other = EngineConfig(enable_prefix_caching=False, enable_lora=True)
+    assert list(changed_words(other)) == ["--enable-lora", "--no-enable-prefix-caching"]
+
+
+def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
+    assert "no wait for --max-loras" in str(EngineConfig(enable_lora=True).constants_remark())
+    config = CONFIGS["google/gemma-3-27b-it"] | {"vision_config": {"hidden_size": 1152}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tower = "a tower for images or sounds needs memory, which is not counted"
+    assert tower in str(EngineConfig(str(tmp_path), "h200").constants_remark())
 
 
 def test_it_says_that_constants_were_not_measured_on_the_gpu() -> None:

@@ -219,6 +219,10 @@ class TestErrors:
                 *(TEXT, {"prompt": "x" * 5_000, "stream": True}, 400, "BadRequestError"),
                 *("input_tokens", "at least 1025 input tokens"),
             ),
+            (
+                *(CHAT, {**HELLO, "min_tokens": 5, "max_tokens": 1}, 400, "BadRequestError", None),
+                "min_tokens must be less than or equal to max_tokens=1, got 5.",
+            ),
             (CHAT, {**HELLO, "n": 2}, 400, "BadRequestError", "n", "n must be 1 on the simulated"),
             (
                 TEXT,
