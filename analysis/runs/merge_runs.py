@@ -172,13 +172,13 @@ def _check(runs: Sequence[RunData]) -> None:
         _check_columns(run.path / TABLE)
         identity = _id(run)
         if identity in ids:
-            raise InputError(f"{run.path}: the same run as {ids[identity].path}; give each once")
+            raise InputError(f"{run.name}: the same run as {ids[identity].name}; give each once")
         ids[identity] = run
         for label in (*AGREE, *SIMULATED):
             here, there = _setting(run, label), _setting(first, label)
             if here != there:
                 raise InputError(
-                    f"{run.path}: {label} differs from {first.path}: {_shown(here)} and "
+                    f"{run.name}: {label} differs from {first.name}: {_shown(here)} and "
                     f"{_shown(there)}; merge only runs of one target and one load"
                 )
 

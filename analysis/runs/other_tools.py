@@ -13,8 +13,15 @@ from pathlib import Path
 
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
-from forebay.traces.formats import FOREBAY, MeasuredRequest, TraceFormat, detect, formats
-from forebay.traces.formats.totals import refuse_without_requests
+from forebay.traces.formats import (
+    FOREBAY,
+    MeasuredRequest,
+    TraceFormat,
+    detect,
+    formats,
+    head_of,
+)
+from forebay.traces.formats.totals import is_table, refuse_without_requests
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.ground.errors import InputError
 from forebay.traces.rows import SHAPE_ERRORS, NotARequestError, RowError, shape_error
@@ -77,8 +84,9 @@ def _tool(path: Path) -> TraceFormat:
     name = detect(path)
     if name is None:
         refuse_without_requests(path)
+        what = "a table" if is_table(head_of(path)) else "a file"
         raise InputError(
-            f"{path}: a file; give a run folder, or a result of `vllm bench serve`, aiperf "
+            f"{path}: {what}; give a run folder, or a result of `vllm bench serve`, aiperf "
             "(profile_export.jsonl), guidellm, inference-perf "
             "(per_request_lifecycle_metrics.json) or genai-perf (profile_export.json), a usage "
             "ledger or JSON log of the proxy, an .hlog or an .hgrm"

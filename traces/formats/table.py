@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 import typer
 
 from forebay.traces.formats.head import Head, head_of, numbered_result
-from forebay.traces.formats.totals import refuse_without_requests
+from forebay.traces.formats.totals import is_table, refuse_without_requests
 from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -314,8 +314,11 @@ def open_trace(
     name, doubt = format_name or detect(path), ""
     if name is None:
         refuse_without_requests(path)
+        head = head_of(path)
+        if is_table(head):
+            raise InputError(f"{path}: a table; traces import auto makes a trace of a table")
         name, doubt = FOREBAY, "; traces import auto makes a trace of a table"
-        if head_of(path).has("prompt"):
+        if head.has("prompt"):
             doubt = "; traces import prompts makes a trace of prompts without times"
     if name == FOREBAY:
         sort = options is not None and options.sort

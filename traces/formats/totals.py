@@ -76,11 +76,13 @@ def only_totals(what: str, remedy: str) -> str:
 
 
 def refuse_without_requests(path: str | Path) -> None:
-    """Raise InputError if `path` has totals, histograms or a run. `-` is only peeked at."""
+    """Raise InputError for totals, histograms, a run, HTML or HAProxy's log. `-` is peeked at."""
     head = head_of(path)
     tool = tool_of(head)
     if tool is not None:
         raise InputError(f"{path}: {only_totals(*tool)}")
+    if head.line.startswith("<"):
+        raise InputError(f"{path}: an HTML page; download the file again (is a login needed?)")
     if HAPROXY.search(head.line):
         raise InputError(
             f"{path}: a log of HAProxy, which holds no lengths of prompts; log JSON with nginx's "
@@ -93,6 +95,11 @@ def refuse_without_requests(path: str | Path) -> None:
         what = "the folder of a run"
     if what:
         raise InputError(f"{path}: {what} is no trace; `forebay report` and `compare` read it")
+
+
+def is_table(head: Head) -> bool:
+    """Return True for the first line of a CSV file."""
+    return head.line[:1] not in ("{", "[") and len(head.columns) > 1
 
 
 def tool_of(head: Head) -> tuple[str, str] | None:
