@@ -274,7 +274,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run folders or result files; the first is the baseline."
+            metavar="RUN...",
+            help="Run folders or result files; the first is the baseline. Or folders of searches.",
         ),
     ],
     *,
@@ -294,6 +295,7 @@ def report(
     """
     from forebay.analysis.compare.compare import compare_all
     from forebay.analysis.compare.headline import headline
+    from forebay.analysis.report.curves import curves_page, is_curve
     from forebay.analysis.report.report import build_report, write_text
     from forebay.analysis.statistics.units import is_text, printable
 
@@ -304,6 +306,10 @@ def report(
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if form == "json" and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
+    if all(map(is_curve, runs)):
+        write_text(curves_page(runs, title), out, force)
+        talk(f"wrote {out}")
+        return
     loaded = figures.load(runs)
     price = figures.price()
     slos = _slos(slo, loaded)

@@ -97,7 +97,8 @@ def build_report(
     warnings = tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in comparisons)))
     origins = [tables.origin(run) for run in runs]
     # The page goes from the verdict down to single figures and their origin.
-    html = _render(
+    html = render(
+        "report.html",
         title=title or _title(runs),
         runs=sides,
         facts=_facts(sides[0], origins[0].texts),
@@ -133,11 +134,11 @@ def write_text(text: str, out: Path, force: bool = False) -> None:
         file.write(text.encode())
 
 
-def _render(**values: Any) -> str:
-    """Fill the template with the values, the style and the script."""
+def render(template: str, **values: Any) -> str:
+    """Fill a template of this room with the values, the style and the script."""
     html, style, script = (
-        files(__package__).joinpath(f"report.{kind}").read_text(encoding="utf-8")
-        for kind in ("html", "css", "js")
+        files(__package__).joinpath(name).read_text(encoding="utf-8")
+        for name in (template, "report.css", "report.js")
     )
     return _JINJA.from_string(html).render(
         style=Markup(style),

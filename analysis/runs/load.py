@@ -55,8 +55,8 @@ def load_run(path: Path, name: str | None = None, unit: str | None = None) -> Ru
         raise InputError(f"{path}: not there; give a run folder, as `forebay replay --out` writes")
     if (path / ROWS).exists() and not (path / SUMMARY).exists():
         return _unfinished(path, name or folder_name(path))
-    summary = _json(path / "summary.json")
-    info = _json(path / "run.json")
+    summary = read_json(path / "summary.json")
+    info = read_json(path / "run.json")
     numbers, words = _columns(path / "requests.parquet")
     run = RunData(path, name or folder_name(path), summary, info, numbers, words)
     reported = summary.get("requests")
@@ -87,7 +87,7 @@ def _unfinished(path: Path, name: str) -> RunData:
     if not batches:
         raise InputError(f"{file}: no request had ended; repeat the run")
     numbers, words = _arrays(file, pa.Table.from_batches(batches))
-    info = _json(path / "run.json.partial")
+    info = read_json(path / "run.json.partial")
     why = f"it did not finish: {len(words['outcome']):,} requests had ended"
     judged = {"verdict": "interrupted", "verdict_reason": why, "ended": "killed"}
     return RunData(path, name, row_summary(numbers, words) | judged, info, numbers, words)
@@ -154,7 +154,8 @@ def _check_file(file: Path) -> None:
         raise InputError(f"{file}: {why}; the run did not finish, or this is no run folder")
 
 
-def _json(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
+    """Read an object from a file of a folder (InputError: missing, damaged or no object)."""
     _check_file(file)
     try:
         with open(file, "rb") as content:

@@ -92,6 +92,10 @@ class SearchArguments(TrafficOptions):
     start: Annotated[
         float | None, typer.Option(help="first load, requests a second; default: the trace's own")
     ] = None
+    curve: Annotated[
+        str | None,
+        typer.Option(help="loads such as 1,2,4: measure a part of each, without a search"),
+    ] = None
     out: Annotated[Path | None, typer.Option(help="folder for the trials; needed for a URL")] = None
     gpus: Annotated[int, typer.Option(min=1, help="engines of a sim: target")] = 1
     policy: Annotated[
@@ -117,6 +121,16 @@ class SearchArguments(TrafficOptions):
     @property
     def part_rows(self) -> int:
         return self.requests or (SIM_PART if self.simulated else HTTP_PART)
+
+    def loads(self) -> list[float]:
+        """Return the loads of --curve, ascending, or none (InputError: no loads)."""
+        try:
+            loads = sorted({float(word) for word in (self.curve or "").split(",") if self.curve})
+        except ValueError:
+            loads = [0.0]
+        if loads and not 0 < loads[0] <= loads[-1] < 1e6:
+            raise InputError(f"--curve {self.curve}: give requests a second, such as 1,2,4")
+        return loads
 
     def check(self) -> None:
         """Raise InputError for options that cannot be used together, or out of range."""
@@ -148,7 +162,12 @@ class SearchArguments(TrafficOptions):
         from forebay.traces.ground.buckets import bucket_of, parse_buckets
 
         span_s = rows[-1].arrival_s - rows[0].arrival_s
-        start = self.start or ((len(rows) - 1) / span_s if span_s > 0 else None)
+        loads = self.loads()
+        start = (
+            self.start
+            or max(loads, default=None)
+            or ((len(rows) - 1) / span_s if span_s > 0 else None)
+        )
         if start is None:
             raise InputError("--start: all requests of this trace arrive at once; give a load")
         # A part must last long enough for the longest target of the buckets in use.
@@ -169,7 +188,9 @@ class SearchArguments(TrafficOptions):
             users=users_per_load(rows),
             copied=len(rows) if len(used) > len(rows) and share_prompts(rows) else 0,
         )
-        # A search that can prove nothing is rejected before it starts.
+        # A search that can prove nothing is rejected before it starts. A curve proves nothing.
+        if loads:
+            return question
         if not question.can_prove():
             raise InputError(f"{self.trace}: {self._too_short(question)}")
         if question.too_short(start):
@@ -256,7 +277,7 @@ HEADINGS = {
     "speculative-config acceptance disable-hybrid-kv-cache-manager scheduler-cls "
     "additional-config enable-lora max-loras max-lora-rank",
     "Traffic": "arrivals seed format skip-bad too-long buckets",
-    "Search": "slo attainment resolution start requests parts",
+    "Search": "slo attainment resolution start requests parts curve",
     "Output": "out force json",
 }
 
@@ -289,22 +310,28 @@ def search_command(
     earlier = searching.resume(arguments.about(source.sha256(), flags), force=arguments.force)
     if earlier:
         talk(f"going on after {earlier} parts of an earlier search in {arguments.out}")
-    result = result_of(searching, searching.run(), [str(slo) for slo in slos])
-    show(result, arguments.out, as_json=arguments.as_json)
-    if result.highest_per_s is None or result.open_ended:
+    loads = arguments.loads()
+    searching.measure_curve(loads)
+    bracket = None if loads else searching.run()
+    result = result_of(searching, bracket, [str(slo) for slo in slos])
+    origin = ", simulated" if simulated else ""
+    show(result, arguments.out, origin, as_json=arguments.as_json)
+    if bracket is not None and (result.highest_per_s is None or result.open_ended):
         raise typer.Exit(1)
 
 
-def show(result: "SearchResult", folder: Path | None, *, as_json: bool) -> None:
+def show(result: "SearchResult", folder: Path | None, origin: str, *, as_json: bool) -> None:
     from rich.console import Console
 
     from forebay.analysis.search.result import curve_plot, curve_table
+    from forebay.analysis.search.search import RESULT
     from forebay.traces.ground.whole_file import json_bytes, whole_file
 
     data = json_bytes(result.as_json())
     # The folder gets the result even if a terminal shows it too.
     if folder is not None:
-        for name, content in (("result.json", data), ("curve.svg", curve_plot(result).encode())):
+        drawn = curve_plot(result, origin).encode()
+        for name, content in ((RESULT, data), ("curve.svg", drawn)):
             with whole_file(folder / name) as file:
                 file.write(content)
     if as_json:

@@ -86,26 +86,43 @@ class SearchResult:
         }
 
 
-def result_of(search: LoadSearch, bracket: Bracket, slos: Sequence[str]) -> SearchResult:
+def result_of(search: LoadSearch, bracket: Bracket | None, slos: Sequence[str]) -> SearchResult:
+    """Sum up a search, or without a bracket the loads of a curve."""
     question = search.question
     points = tuple(_point(search, load) for load in sorted(search.trials))
-    met = {point.rate_per_s: point for point in points}
-    highest = met.get(question.load(bracket.low))
-    fails = met.get(question.load(bracket.high))
-    offered = [point.rate_per_s for point in points]
-    followed = last_followed(offered, [point.completed_per_s for point in points])
-    if followed == len(offered) - 1:
-        followed = None  # no higher load was tried, so this is no knee
+    # The highest load that is proven, and the lowest that fails.
+    if bracket is None:
+        highest, fails = _ends(points)
+    else:
+        at = {point.rate_per_s: point for point in points}
+        highest, fails = (at.get(question.load(end)) for end in (bracket.low, bracket.high))
+    # A curve proves nothing, so it lacks nothing.
+    unproven = _unsure(points, highest, fails, question) if bracket else []
     return SearchResult(
         highest_per_s=highest.rate_per_s if highest else None,
         fails_at_per_s=fails.rate_per_s if fails else None,
-        knee_per_s=None if followed is None else offered[followed],
+        knee_per_s=_knee_per_s(points),
         sentence=_sentence(question.wanted, highest, fails, points, slos),
         points=points,
         requests=sum(part.requests for parts in search.trials.values() for part in parts),
-        warnings=tuple(_warnings(points, highest, fails, question)),
+        warnings=(*unproven, *_doubts(points, question)),
         users=highest.rate_per_s * question.users if highest and question.users else None,
     )
+
+
+def _knee_per_s(points: Sequence[CurvePoint]) -> float | None:
+    offered = [point.rate_per_s for point in points]
+    followed = last_followed(offered, [point.completed_per_s for point in points])
+    if followed is None or followed == len(offered) - 1:
+        return None  # no higher load was tried
+    return offered[followed]
+
+
+def _ends(points: Sequence[CurvePoint]) -> tuple[CurvePoint | None, CurvePoint | None]:
+    """Return the highest proven load below the lowest failing load, and that load."""
+    fails = next((point for point in points if point.met is False), None)
+    below = points if fails is None else points[: points.index(fails)]
+    return next((point for point in reversed(below) if point.met), None), fails
 
 
 def _point(search: LoadSearch, load: float) -> CurvePoint:
@@ -157,12 +174,13 @@ def _sentence(
     )
 
 
-def _warnings(
+def _unsure(
     points: Sequence[CurvePoint],
     highest: CurvePoint | None,
     fails: CurvePoint | None,
     question: SearchQuestion,
 ) -> list[str]:
+    """Name the loads that a search could not prove, and the cure."""
     # A trace that is too short proves nothing at a high rate, or leaves the answer wide.
     sentences = []
     unsure = [point for point in points if point.met is None]
@@ -180,15 +198,20 @@ def _warnings(
             "to decide; give more with --requests or --parts"
         )
         sentences += _undecided(unsure, question)
+    if highest is None:
+        sentences += _unproven(unsure)
+    return sentences
+
+
+def _doubts(points: Sequence[CurvePoint], question: SearchQuestion) -> list[str]:
+    """Name reasons why the figures may not describe the service under this traffic."""
+    sentences = []
     if question.copied:
         sentences.append(
             f"the trace's {question.copied:,} requests were repeated with prompts of their own, "
             "which find no document of another copy in a cache: a longer trace of this traffic may "
             f"bear more; give one of {len(question.rows):,} requests"
         )
-    # No load is proven, or the client may have been the limit.
-    if highest is None:
-        sentences += _unproven(unsure)
     return sentences + [
         f"at {point.rate_per_s:g}/s this client, not the server, may be the limit ({point.doubt})"
         for point in points
@@ -245,18 +268,32 @@ def curve_table(result: SearchResult) -> "Table":
     return table
 
 
-def curve_plot(result: SearchResult) -> str:
-    """Plot attainment, and TTFT, against the load."""
-    loads = Axis("requests per second offered", count_label)
+def curve_plot(result: SearchResult, origin: str) -> str:
+    """Plot attainment, and TTFT, against the load, and TTFT against throughput.
+
+    Args:
+        origin: words that the titles get for a simulated target, else "".
+    """
+    loads = Axis(f"requests per second offered{origin}", count_label)
     note = None if result.highest_per_s is None else (result.highest_per_s, "highest load")
     met = [(point.rate_per_s, point.attainment) for point in result.points]
     share = Axis("share of requests that met their targets", lambda v: f"{v:.0%}", log=False)
     panels = [Panel([Series("attainment", met, met)], loads, share, note, key_left=True)]
-    latency = []
-    for mark in ("p50", "p99"):
-        times = [(p.rate_per_s, getattr(p, f"ttft_{mark}_s")) for p in result.points]
-        if points := [(load, time_s) for load, time_s in times if time_s]:
-            latency.append(Series(f"TTFT {mark}", points, points))
-    if latency:
+    marks = ("p50", "p99")
+    latency = [_latency(result, mark, "rate_per_s") for mark in marks]
+    if any(series.points for series in latency):
         panels.append(Panel(latency, loads, Axis("time"), note, key_left=True))
+        # The usual curve of a server: to the right more is completed, upwards it takes longer.
+        completed = [_latency(result, mark, "completed_per_s") for mark in marks]
+        done = {point.rate_per_s: point.completed_per_s for point in result.points}
+        knee = None if result.knee_per_s is None else (done[result.knee_per_s], "knee")
+        axis = Axis(f"requests per second completed{origin}", count_label)
+        panels.append(Panel(completed, axis, Axis("time"), knee, key_left=True))
     return document(*panels)
+
+
+def _latency(result: SearchResult, mark: str, across: str) -> Series:
+    """Return TTFT against the load, or against throughput."""
+    times = [(getattr(p, across), getattr(p, f"ttft_{mark}_s")) for p in result.points]
+    points = [(load, time_s) for load, time_s in times if time_s]
+    return Series(f"TTFT {mark}", points, points)

@@ -23,7 +23,7 @@ from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.ground.whole_file import json_bytes, whole_file
 
-TRIALS, QUESTION = "trials.jsonl", "search.json"
+TRIALS, QUESTION, RESULT = "trials.jsonl", "search.json", "result.json"
 WIDEST = 1024.0
 """A search gives up when every load from its start to this many times more, or less, is alike."""
 LEAST_GIVEN_UP = 8
@@ -195,6 +195,12 @@ class LoadSearch:
         least, most = start - reach, start + reach
         guess = bracket(self.seems_to_pass, start, least, most).low
         return bracket(self.passes, guess, least, most)
+
+    def measure_curve(self, loads: Sequence[float]) -> None:
+        """Measure one part of each load, without a search."""
+        for load in loads:
+            if load not in self.trials:
+                self._measure(load)
 
     def seems_to_pass(self, index: int) -> bool:
         load = self.question.load(index)

@@ -213,6 +213,33 @@ def test_the_command_of_a_simulation_repeats_it(
     assert first.info["engine"] == second.info["engine"]
 
 
+def test_curves_of_searches_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = (HOSTILE.replace("/", ""), "other")
+    for name, most in zip(names, (8.0, 9.0), strict=True):
+        (tmp_path / name).mkdir()
+        curve = [
+            {"rate_per_s": load, "completed_per_s": min(load, most), "attainment": 1 / load,
+             "ttft_p50_s": 0.05 * load, "ttft_p99_s": None if load > 5 else 1.0}
+            for load in (1.0, 4.0, 16.0)
+        ]  # fmt: skip
+        result = {"sentence": f"At {most:g} requests/s", "curve": curve}
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+        (tmp_path / name / "search.json").write_text(json.dumps({"target": ["sim:a@b"]}))
+    out, words = tmp_path / "page.html", [str(tmp_path / name) for name in names]
+    assert run_command(report_app, "report", [*words, "-o", str(out)]) == 0
+    checked = Checked(out.read_text())
+    assert f"{names[0]} (simulated): At 8 requests/s" in checked.text
+    assert "other (simulated) 16.00 /s 9.00 /s 6.2 % 800 ms –" in checked.text
+    assert "requests per second completed" in checked.text
+    assert "img" not in checked.tags
+    assert "script" not in checked.tags
+    (tmp_path / "other/result.json").write_text('{"curve": [{"rate_per_s": "x"}]}')
+    assert run_command(report_app, "report", [*words, "-o", str(out), "--force"]) == 2
+    assert "holds no curve; repeat the search" in capsys.readouterr().err
+
+
 def test_page_needs_nothing_else(page: str) -> None:
     """No address but those of the run's own targets, in text; no attribute that loads anything."""
     loading = {"src", "href", "srcset", "data", "action", "poster", "xlink:href", "background"}

@@ -427,6 +427,27 @@ def test_the_command_on_a_simulated_engine(
     assert (out / "curve.svg").read_text().startswith("<svg")
 
 
+def test_a_curve_measures_the_loads_that_were_given(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "curve"
+    words = ["search", str(trace), "--target", "sim:llama-3-8b@h200", "--slo", "ttft=1s"]
+    words += ["--arrivals", "poisson", "--requests", "400", "--out", str(out), "--json"]
+    assert main([*words, "--curve", "40,2,10"]) == 0
+    result = orjson.loads(capsys.readouterr().out)
+    assert [point["rate_per_s"] for point in result["curve"]] == [2, 10, 40]
+    completed = [point["completed_per_s"] for point in result["curve"]]
+    assert completed[0] == pytest.approx(2, rel=0.1)
+    assert completed[2] < 36  # more is offered than one GPU completes
+    assert (result["knee_per_s"], result["fails_at_per_s"], result["warnings"]) == (10, 40, [])
+    assert len((out / TRIALS).read_bytes().splitlines()) == 3
+    drawn = (out / "curve.svg").read_text()
+    assert "requests per second completed, simulated" in drawn
+    assert ">knee<" in drawn
+    assert main([*words, "--curve", "1,no"]) == 2
+    assert "--curve 1,no: give requests a second, such as 1,2,4" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_repeated_trace_of_shared_documents_is_a_warning(
     shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
