@@ -306,7 +306,7 @@ def report(
         raise InputError(f"--out {printable(str(out))}: is not UTF-8; give another name")
     if form == "json" and str(out) == "-":
         raise InputError("--json: standard output has the page already (-o -); give -o FILE")
-    if all(map(is_curve, runs)):
+    if all(map(is_curve, runs)) and not form:
         write_text(curves_page(runs, title), out, force)
         talk(f"wrote {out}")
         return

@@ -8,6 +8,7 @@ sample, such as the longest pause, has no interval and so no verdict.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 from forebay.analysis.compare.figures import Figures, RunFigures
@@ -215,12 +216,28 @@ def table_rows(lines_of_pairs: Sequence[Sequence[ComparisonRow]], count: int) ->
             _, values = rows.setdefault((line.section, line.key), (line, [None] * count))
             values[0], values[number] = line.a, line.b
     headings = {section: section for section, _ in rows} | {WHOLE_RUN: "all requests"}
-    return [
-        TableRow(line, values, FORMATS[line.unit](values), heading)
-        for section, heading in headings.items()
+    ordered = [
+        (line, values)
+        for section in headings
         for line, values in rows.values()
         if line.section == section
     ]
+    # All percentiles of a latency have one unit, so that the eye can compare them.
+    table: list[TableRow] = []
+    for _, group in groupby(ordered, key=_of_one_unit):
+        figures = list(group)
+        texts = FORMATS[figures[0][0].unit]([value for _, values in figures for value in values])
+        table += [
+            TableRow(line, values, texts[at * count : (at + 1) * count], headings[line.section])
+            for at, (line, values) in enumerate(figures)
+        ]
+    return table
+
+
+def _of_one_unit(row: tuple[ComparisonRow, list[float | None]]) -> tuple[str, str]:
+    """Return the section and the latency of a row, or its own key."""
+    line, _ = row
+    return line.section, line.key.rpartition("_")[0] if line.unit == "s" else line.key
 
 
 def share_intervals(a: Figures, b: Figures) -> dict[str, ConfidenceInterval | None]:

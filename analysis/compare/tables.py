@@ -71,11 +71,12 @@ def _table(comparison: Comparison) -> "Table":
     table.add_column("better", overflow="fold", min_width=6)
     # A section for all requests and for each bucket, in which an interval follows its line.
     names = {"a": comparison.a.name, "b": comparison.b.name, "equal": "=", "unclear": "~"}
-    for section, lines in groupby(comparison.lines, key=lambda line: line.section):
+    for section, rows in groupby(rows_of([comparison]), key=lambda row: row.line.section):
         table.add_row(Text(_title(comparison, section), style="bold"))
-        for line in lines:
+        for row in rows:
+            line = row.line
             better = names[line.better] if line.better else ""
-            cells = (f"  {line.label}", *line.texts, ratio(line.change), better)
+            cells = (f"  {line.label}", *row.texts, ratio(line.change), better)
             table.add_row(*(Text(cell) for cell in cells))
             if (interval := line.change_interval) is not None:
                 low, high = f"{ratio(interval.low)} to", ratio(interval.high)
@@ -87,6 +88,8 @@ def _table(comparison: Comparison) -> "Table":
 
 def _title(comparison: Comparison, section: str) -> str:
     if section == WHOLE_RUN:
+        if any(simulated(side.run) for side in (comparison.a, comparison.b)):
+            return "all requests · simulated"
         valid = all(verdict.valid for verdict in comparison.verdicts)
         return "all requests · valid" if valid else "all requests"
     a, b = comparison.a.of[section], comparison.b.of[section]

@@ -139,7 +139,7 @@ def timeline_plot(
         return Markup()
     strips = [number for number, (_, _, lost) in columns.items() if len(lost)]
     answered = any(len(due) for due, _, _ in columns.values())
-    frame = _time_frame(end_s(runs), TTFT.axis(runs) if answered else None, len(strips))
+    frame = _time_frame(_end_s(runs), TTFT.axis(runs) if answered else None, len(strips))
     drawn = [frame.drawn]
     for number, (due_s, ttft_s, _) in columns.items():
         dots = svg.dots_path(frame.x.of_all(due_s), frame.y.of_all(np.maximum(ttft_s, SMALLEST_S)))
@@ -185,7 +185,7 @@ def load_plots(runs: Sequence[RunFigures]) -> list[Markup]:
     if not all(side.run.requests and side.run.info.get("joint", True) for side in runs):
         return []
     bins = min(BINS, max(side.run.requests for side in runs) // PER_BIN + 1)
-    edges = np.linspace(0.0, end_s(runs), bins + 1)
+    edges = np.linspace(0.0, _end_s(runs), bins + 1)
     of_runs = [_load_rows(side, edges) for side in runs]
     highs: dict[str, float] = {}
     for row in (row for rows in of_runs for row in rows):
@@ -266,7 +266,7 @@ def _load_plot(
     return _svg("".join(drawn), top + svg.BOTTOM, label, "load", {})
 
 
-def end_s(runs: Sequence[RunFigures]) -> float:
+def _end_s(runs: Sequence[RunFigures]) -> float:
     """The time at which the last request of the runs was due, or the last answer ended."""
     columns = (side.run.numbers for side in runs)
     times = [

@@ -12,7 +12,7 @@ from forebay.analysis.compare.lines import WHOLE_RUN, ComparisonRow, TableRow
 from forebay.analysis.runs.provenance import setting, settings, verdict
 from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.quantiles import rank_of, samples_beyond
-from forebay.analysis.statistics.units import durations
+from forebay.analysis.statistics.units import FORMATS, durations
 
 RANKS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LONGEST = "longest"
@@ -70,7 +70,12 @@ def cards(comparison: Comparison, rows: Sequence[TableRow]) -> list[Card]:
     by_key = {(row.line.section, row.line.key): row for row in rows}
     shown = {label: by_key[place] for place, label in labels.items() if place in by_key}
     return [
-        Card(label, row.texts, _change(row.line) if len(row.values) == 2 else "", row.line.better)
+        Card(
+            label,
+            FORMATS[row.line.unit](row.values),
+            _change(row.line) if len(row.values) == 2 else "",
+            row.line.better,
+        )
         for label, row in shown.items()
         if row.line.a is not None
     ]

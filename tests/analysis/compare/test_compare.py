@@ -573,7 +573,7 @@ class TestCommand:
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
         rows = [row.split() for row in out.splitlines()]
-        assert ["TTFT", "p99", "7.65", "s", "0.45", "s", "0.058×", "forebay"] in rows
+        assert ["TTFT", "p99", "7.646", "s", "0.446", "s", "0.058×", "forebay"] in rows
         assert ["goodput", "7.10", "/s", "9.40", "/s", "1.32×", "forebay"] in rows
         assert ["95", "%", "interval", "of", "B/A", "0.018×", "to", "0.084×"] in rows
         assert ["TTFT", "p99", "–", "–", "–"] in rows  # 160 documents are too few

@@ -88,7 +88,9 @@ def test_page_is_well_formed(page: str) -> None:
     assert len(headings) == 10
 
 
-def test_each_chart_of_simulated_runs_says_so(tmp_path: Path) -> None:
+def test_each_chart_of_simulated_runs_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A screenshot of one chart cannot be taken for a measurement."""
     rows = [answered(i, "chat", i * 1.0, 0.1) for i in range(30)]
     info = {"simulated": True, "gpus": 2, "gpu_mix": ["h200"]}
@@ -102,6 +104,10 @@ def test_each_chart_of_simulated_runs_says_so(tmp_path: Path) -> None:
     tables = compare_all(load_runs([live, made]))
     assert markdown(tables, []).endswith("\nmade: simulated: 2 × H200, virtual time.\n")
     assert "made: simulated: 2 × H200, virtual time" in tables[0].warnings
+    assert run_command(compare_app, "compare", [str(live), str(made)]) == 0
+    printed = capsys.readouterr().out
+    assert "all requests · simulated" in printed
+    assert "valid" not in printed
     assert "simulated: " not in build_report([load_run(live)]).html
 
 
@@ -115,6 +121,11 @@ def test_a_column_has_one_unit(tmp_path: Path) -> None:
         cells = re.findall(r'<td class="n">([\d.]+ m?s)</td>', table)
         assert len(cells) >= 6
         assert {cell.split()[1] for cell in cells} == {"s"}, cells
+    queue = re.findall(r"<th scope=\"row\">proxy queue \w+</th><td class=\"n\">([^<]*)</td>", html)
+    assert queue[:2] == ["0.0 ms", "0.0 ms"]
+    assert queue[2:] == ["2.50 s"]
+    ttft = re.findall(r"<th scope=\"row\">TTFT \w+</th><td class=\"n\">([^<]*)</td>", html)
+    assert ttft == ["10.0 ms", "–", "10.0 ms", "–", "9.00 s"]
 
 
 def test_every_latency_has_a_curve(page: str) -> None:
