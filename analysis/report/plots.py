@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.charts import svg
 from forebay.analysis.compare.figures import RunFigures
+from forebay.analysis.report.load_rows import SERVER, LoadRow, end_s, load_rows
 from forebay.analysis.statistics.quantiles import Floats, finite, order_statistic, tail_curve
 from forebay.analysis.statistics.units import duration
 
@@ -27,10 +28,7 @@ PERCENT_TICKS = ((1, "0%"), (2, "50%"), (10, "90%"), (100, "99%"), (1000, "99.9%
 MARKED = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
 LETTER = 10.0  # width of a letter of a tick's label on a phone, with its part of the gap
 STRIP = 11.0  # height of the strip with the unanswered requests of one run
-BINS = 100  # parts of the time for which the load is drawn
-PER_BIN = 8  # fewest requests for each of them, or a rate would be noise
 ROW, SERVER_ROW, CAPTION = 44.0, 24.0, 18.0  # heights of the rows of the load
-MOST_SERVERS = 16  # the busiest have a row each
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def timeline_plot(
         return Markup()
     strips = [number for number, (_, _, lost) in columns.items() if len(lost)]
     answered = any(len(due) for due, _, _ in columns.values())
-    frame = _time_frame(_end_s(runs), TTFT.axis(runs) if answered else None, len(strips))
+    frame = _time_frame(end_s(runs), TTFT.axis(runs) if answered else None, len(strips))
     drawn = [frame.drawn]
     for number, (due_s, ttft_s, _) in columns.items():
         dots = svg.dots_path(frame.x.of_all(due_s), frame.y.of_all(np.maximum(ttft_s, SMALLEST_S)))
@@ -163,93 +161,29 @@ def _strip(frame: _Frame, place: int, number: int, name: str, due_s: Floats) -> 
     return svg.element("path", title, d=path, class_=f"ticks run{number}")
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadRow:
-    """A figure of the load in each part of the time. Rows of one `kind` share a scale."""
-
-    kind: str
-    name: str
-    values: Floats
-
-    @property
-    def height(self) -> float:
-        return SERVER_ROW if self.kind == "server" else ROW
-
-
-def load_plots(runs: Sequence[RunFigures]) -> list[Markup]:
+def load_plots(runs: Sequence[RunFigures]) -> list[tuple[str, Markup]]:
     """Draw for each run its rate, requests in flight, rejections and the load of each server.
 
-    All rows of a run have one axis of time. Each row has the same scale in all runs. Empty for runs
-    that do not know the times of single requests.
+    A plot stands behind the name of its run. All its rows have one axis of time, and each row has
+    the same scale in all runs. Empty for runs that do not know the times of single requests.
     """
-    if not all(side.run.requests and side.run.info.get("joint", True) for side in runs):
-        return []
-    bins = min(BINS, max(side.run.requests for side in runs) // PER_BIN + 1)
-    edges = np.linspace(0.0, _end_s(runs), bins + 1)
-    of_runs = [_load_rows(side, edges) for side in runs]
+    edges, of_runs = load_rows(runs)
     highs: dict[str, float] = {}
     for row in (row for rows in of_runs for row in rows):
         highs[row.kind] = max(highs.get(row.kind, 0.0), float(row.values.max()))
-    return [_load_plot(number, rows, edges, highs) for number, rows in enumerate(of_runs)]
-
-
-def _load_rows(side: RunFigures, edges: Floats) -> list[_LoadRow]:
-    """Compute the rows of a run: per second, or the mean number at once, between the edges."""
-    numbers, lost = side.run.numbers, ~side.of[None].ok
-    # A request is in flight from its sending to its answer. Before it came to a server, it waited
-    # in the proxy. A failed request may have no end.
-    sent, waited = numbers["sent_s"], np.nan_to_num(numbers["queue_ms"] / 1e3)
-    ends = numbers["intended_s"] + numbers["e2e_response_s"]
-    ends = np.where(lost, sent + np.nan_to_num(numbers["reject_latency_s"]), ends)
-    busiest = sorted(side.backends, key=lambda row: -row.prompt_tokens)[:MOST_SERVERS]
-    left_out = len(side.backends) - len(busiest)
-    rows = [
-        _LoadRow("rate", "requests due per second", _rate(numbers["intended_s"], edges)),
-        _LoadRow("flight", "requests in flight", _at_once(sent, ends, edges)),
-        _LoadRow(
-            "lost", "rejected or failed per second", _rate(numbers["intended_s"][lost], edges)
-        ),
-    ]
-    for name in sorted(row.name for row in busiest):
-        mine = side.run.words["backend"] == name
-        label = f"in flight at {name}"
-        if left_out and len(rows) == 3:
-            label += f" (the {len(busiest)} busiest of {len(side.backends)} servers)"
-        rows.append(_LoadRow("server", label, _at_once((sent + waited)[mine], ends[mine], edges)))
-    return rows
-
-
-def _rate(moments: Floats, edges: Floats) -> Floats:
-    counts, _ = np.histogram(finite(moments), edges)
-    rates: Floats = counts / np.diff(edges)
-    return rates
-
-
-def _at_once(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Return the mean number of requests between each two edges that have begun and not ended."""
-    both = np.isfinite(starts) & np.isfinite(ends)
-    begun, ended = (_seconds_since(moments[both], edges) for moments in (starts, ends))
-    means: Floats = np.maximum(0.0, np.diff(begun - ended) / np.diff(edges))
-    return means
-
-
-def _seconds_since(moments: Floats, edges: Floats) -> Floats:
-    """Return for each edge the sum of the seconds since all moments before it."""
-    ordered = np.sort(moments)
-    before = np.searchsorted(ordered, edges)
-    sums: Floats = before * edges - np.concatenate(([0.0], np.cumsum(ordered)))[before]
-    return sums
+    drawn = (_load_plot(number, rows, edges, highs) for number, rows in enumerate(of_runs))
+    return list(zip((side.name for side in runs), drawn, strict=False))
 
 
 def _load_plot(
-    number: int, rows: Sequence[_LoadRow], edges: Floats, highs: Mapping[str, float]
+    number: int, rows: Sequence[LoadRow], edges: Floats, highs: Mapping[str, float]
 ) -> Markup:
     """Draw the rows of one run, one below the other."""
     x = svg.Scale(0.0, float(edges[-1]), svg.LEFT, svg.WIDTH - svg.RIGHT)
     top, drawn = svg.TOP, []
     places = x.of_all(edges).tolist()
     for row in rows:
-        bottom = top + CAPTION + row.height
+        bottom = top + CAPTION + (SERVER_ROW if row.kind == SERVER else ROW)
         high = svg.linear_ticks(highs[row.kind])[-1]
         y = svg.Scale(0.0, high, bottom, top + CAPTION)
         steps = y.of_all(row.values).tolist()
@@ -264,17 +198,6 @@ def _load_plot(
         f"{row.name} at most {float(row.values.max()):.3g}" for row in rows
     )
     return _svg("".join(drawn), top + svg.BOTTOM, label, "load", {})
-
-
-def _end_s(runs: Sequence[RunFigures]) -> float:
-    """The time at which the last request of the runs was due, or the last answer ended."""
-    columns = (side.run.numbers for side in runs)
-    times = [
-        moments
-        for of in columns
-        for moments in (of["intended_s"], of["intended_s"] + of["e2e_response_s"])
-    ]
-    return max((float(of.max()) for of in map(finite, times) if len(of)), default=0.0) or 1e-3
 
 
 def legend_mark(number: int) -> Markup:

@@ -205,7 +205,7 @@ def _drawings(runs: Sequence[RunFigures], min_beyond: int) -> dict[str, Any]:
         "marks": [legend_mark(number) for number in range(len(runs))],
         "ttft": [(name, percentile_plot(runs, name, min_beyond)) for name in buckets],
         "timelines": timelines,
-        "loads": list(zip((run.name for run in runs), load_plots(runs), strict=False)),
+        "loads": load_plots(runs),
         "other_latencies": [(title, plot) for title, plot in others if plot],
         "spent": tables.breakdown(runs, buckets, min_beyond),
     }

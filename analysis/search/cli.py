@@ -158,7 +158,6 @@ class SearchArguments(TrafficOptions):
     def question(self, rows: "list[TraceRequest]", slos: "tuple[Slo, ...]") -> "SearchQuestion":
         from forebay.analysis.search.search import SearchQuestion, least_part_s, users_per_load
         from forebay.replay.plan.schedule import parse_arrivals
-        from forebay.traces.edit.sharing import share_prompts
         from forebay.traces.ground.buckets import bucket_of, parse_buckets
 
         span_s = rows[-1].arrival_s - rows[0].arrival_s
@@ -186,7 +185,7 @@ class SearchArguments(TrafficOptions):
             least_s,
             repeats=repeats,
             users=users_per_load(rows),
-            copied=len(rows) if len(used) > len(rows) and share_prompts(rows) else 0,
+            copied=_copied(rows, used),
         )
         # A search that can prove nothing is rejected before it starts. A curve proves nothing.
         if loads:
@@ -269,6 +268,13 @@ class SearchArguments(TrafficOptions):
         options |= {"requests": self.part_rows, "drain_timeout": self.drain_timeout_s}
         return {"trace_sha256": sha256, "config": str(self.config or ""), "parts": "20 targets",
                 **options, **flags}  # fmt: skip
+
+
+def _copied(rows: "list[TraceRequest]", used: "list[TraceRequest]") -> int:
+    """Return the number of rows if copies of them share less than the rows do, else 0."""
+    from forebay.traces.edit.sharing import share_prompts
+
+    return len(rows) if len(used) > len(rows) and share_prompts(rows) else 0
 
 
 HEADINGS = {

@@ -103,11 +103,7 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
     n = _whole_number_of(body, "n")
     if n not in (None, 1):
         raise bad_value(f"n must be 1 on the simulated engine, got {n}.", "n")
-    most, fewest = _max_tokens(body, chat), _whole_number_of(body, "min_tokens") or 0
-    if most is not None and fewest > most:
-        raise bad_value(
-            f"min_tokens must be less than or equal to max_tokens={most}, got {fewest}."
-        )
+    most = _max_tokens(body, chat)
     # Fields that are left out have vLLM's defaults.
     options = options or {}
     return Call(
@@ -115,7 +111,7 @@ def read_call(body: dict[str, Any], *, chat: bool, served_name: str) -> Call:
         prompt=prompt,
         stream=stream,
         max_tokens=most,
-        min_tokens=fewest,
+        min_tokens=_min_tokens(body, most),
         ignore_eos=_boolean(body, "ignore_eos"),
         include_usage=_boolean(options, "include_usage", "stream_options."),
         continuous_usage=_boolean(options, "continuous_usage_stats", "stream_options."),
@@ -265,6 +261,15 @@ def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:
             "max_tokens",
         )
     return value if value is not None or chat else COMPLETION_DEFAULT_TOKENS
+
+
+def _min_tokens(body: dict[str, Any], most: int | None) -> int:
+    fewest = _whole_number_of(body, "min_tokens") or 0
+    if most is not None and fewest > most:
+        raise bad_value(
+            f"min_tokens must be less than or equal to max_tokens={most}, got {fewest}."
+        )
+    return fewest
 
 
 def _cache_salt_of(body: dict[str, Any]) -> str | None:

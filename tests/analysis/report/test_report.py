@@ -430,7 +430,7 @@ class TestPlots:
         rows += [refused(200 + i, "chat", 50.0 + i / 4) for i in range(40)]
         short = [answered(i, "chat", i / 4, 0.5) for i in range(8)]
         runs = load_runs([write_run(tmp_path / "a", rows), write_run(tmp_path / "b", short)])
-        busy, idle = load_plots(run_figures(runs))
+        (_, busy), (_, idle) = load_plots(run_figures(runs))
         most = [re.findall(r"([\w ]+?) at most ([\d.]+)", drawn) for drawn in (busy, idle)]
         assert [name.strip() for name, _ in most[0]] == [
             *("requests due per second", "requests in flight", "rejected or failed per second"),
