@@ -14,13 +14,13 @@ help: ## this list
 demo: .venv/runtime ## the whole toolkit on this machine, without a GPU
 	$(BIN)/forebay demo --out runs/demo --force
 
-# Put `forebay` on your PATH: by pipx, or say how to do it without. The policy becomes machine code
-# where that is possible: FOREBAY_COMPILE=0 make install leaves it as it is.
-install: export FOREBAY_COMPILE ?= $(shell $(PYTHON) -c $(CAN_COMPILE))
+# Put `forebay` on your PATH: by pipx, or say how to do it without. FOREBAY_COMPILE=1 make install
+# compiles the policy and the simulator, which takes some minutes and needs gcc.
+install: export FOREBAY_COMPILE ?= 0
 install: ## put forebay on your PATH
 	@$(PYTHON) -c $(NEEDS_PYTHON)
-	@if [ "$$FOREBAY_COMPILE" = 1 ]; then \
-	  echo "Compiling the policy takes some minutes; FOREBAY_COMPILE=0 make install leaves it out." >&2; fi
+	@if [ "$$FOREBAY_COMPILE" = 1 ]; then echo "Compiling the policy takes some minutes." >&2; \
+	  else echo "Installing takes a minute. FOREBAY_COMPILE=1 make install makes decisions faster." >&2; fi
 	@if command -v pipx >/dev/null; then pipx install --force --python $(PYTHON) '.[lab]'; else \
 	  echo "pipx is not installed. These two lines do the same; ~/.local/bin must be in your PATH:" >&2; \
 	  echo "  $(PYTHON) -m venv ~/.local/share/forebay && FOREBAY_COMPILE=$$FOREBAY_COMPILE ~/.local/share/forebay/bin/pip install '$(CURDIR)[lab]'"; \
@@ -104,7 +104,6 @@ fuzz: .venv/dev ## look for bytes that break the parsers: make fuzz SECONDS=600
 
 # The locks name everything for every Python and system, so pip has nothing to resolve (--no-deps).
 NEEDS_PYTHON := 'import sys; sys.exit("forebay needs Python 3.11 or newer; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
-CAN_COMPILE := 'import os, shutil, sysconfig as s; print(int(bool(shutil.which("cc")) and os.path.exists(s.get_path("include") + "/Python.h")))'
 INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
 
 .venv/runtime: requirements.lock pyproject.toml

@@ -19,18 +19,20 @@ COMMANDS = {
         "forebay.analysis.demo.demo:app",
         "the whole toolkit on this machine, without a GPU",
     ),
+    "completion": ("forebay.proxy.completion:app", "a completion script for bash, zsh or fish"),
     "proxy": ("forebay.proxy.proxy_cli:app", "the load-shaping proxy in front of vLLM servers"),
-    "explain": (
-        "forebay.proxy.diagnose.explain_cli:app",
-        "why a request was routed, delayed or rejected",
-    ),
+    "drain": ("forebay.proxy.operate.drain_cli:app", "take one backend out of use, and back"),
+    "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
     "doctor": (
         "forebay.proxy.diagnose.doctor_cli:app",
         "what is wrong with a running proxy and its backends",
     ),
-    "top": ("forebay.proxy.diagnose.top_cli:app", "a running proxy in the terminal, each second"),
-    "engine": ("forebay.replay.validation.cli:app", "one simulated vLLM server"),
+    "explain": (
+        "forebay.proxy.diagnose.explain_cli:app",
+        "why a request was routed, delayed or rejected",
+    ),
     "fleet": ("forebay.replay.fleet.cli:app", "real vLLM servers, one on each GPU"),
+    "traces": ("forebay.traces.cli.main:app", "import, describe and synthesise traces"),
     "replay": (
         "forebay.replay.cli:app",
         "send the requests of a trace at a given rate",
@@ -39,9 +41,6 @@ COMMANDS = {
         "forebay.analysis.search.cli:app",
         "the highest load that meets latency targets",
     ),
-    "drain": ("forebay.proxy.operate.drain_cli:app", "take one backend out of use, and back"),
-    "traces": ("forebay.traces.cli.main:app", "import, describe and synthesise traces"),
-    "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
     "report": ("forebay.analysis.cli:report_app", "HTML report of one or more replay runs"),
     "compare": (
         "forebay.analysis.cli:compare_app",
@@ -51,18 +50,23 @@ COMMANDS = {
         "forebay.analysis.runs.runs_cli:app",
         "merge runs, and write them in the formats of other tools",
     ),
+    "engine": ("forebay.replay.validation.cli:app", "one simulated vLLM server"),
     "simulate": ("forebay.replay.sim.cli:app", "simulate a fleet in virtual time"),
-    "kv": (
-        "forebay.analysis.kv.cli:app",
-        "KV-cache arithmetic, and a check against a real vLLM",
-    ),
     "size": (
         "forebay.analysis.sizing.cli:app",
         "GPUs needed for a number of users, by simulation",
     ),
+    "kv": (
+        "forebay.analysis.kv.cli:app",
+        "KV-cache arithmetic, and a check against a real vLLM",
+    ),
     "tune": ("forebay.analysis.tune.cli:app", "the vLLM flags that serve a trace best"),
-    "completion": ("forebay.proxy.completion:app", "a completion script for bash, zsh or fish"),
+    "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
 }
+HEADINGS = {
+    "proxy": "\nServe:\n", "traces": "\nMeasure:\n", "engine": "\nSimulate and plan:\n",
+}  # fmt: skip
+"""Lines of the help before the first word of each group."""
 
 
 def is_compiled() -> bool:
@@ -72,7 +76,9 @@ def is_compiled() -> bool:
 
 
 def usage() -> str:
-    words = "\n".join(f"  {word:<10}  {text}" for word, (_, text) in COMMANDS.items())
+    words = "\n".join(
+        f"{HEADINGS.get(word, '')}  {word:<10}  {text}" for word, (_, text) in COMMANDS.items()
+    )
     return (
         "Usage: forebay COMMAND [OPTIONS]\n\n"
         "A proxy for vLLM that keeps chats fast beside long documents, with a load\n"

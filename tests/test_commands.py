@@ -218,11 +218,11 @@ def test_the_demo_overwrites_nothing_unasked(
     assert "it was started" in capsys.readouterr().err
 
 
-def test_the_preview_of_the_demo_writes_nothing_and_rejects_one_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_preview_of_the_demo_writes_a_report_and_rejects_one_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--preview", "--json"]) == 0
+    words = ["demo", "--preview", "--json", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
     said = capsys.readouterr()
     assert "preview in virtual time" in said.err
     found = {one["case"]["router"]: one for one in json.loads(said.out)["preview"]}
@@ -236,18 +236,20 @@ def test_the_preview_of_the_demo_writes_nothing_and_rejects_one_document(
         assert ours["attainment"] > other["attainment"]
         assert ours["attainment_by_bucket"]["chat"] > other["attainment_by_bucket"]["chat"]
         assert ours["ttft_ms"]["chat"]["p99"] < other["ttft_ms"]["chat"]["p99"] / 2
-    assert list(tmp_path.iterdir()) == []
+    assert "virtual time" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert main(words) == 2  # it overwrites nothing unasked
 
 
 def test_the_preview_of_the_demo_with_the_scheduler_class(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every router's chats have short pauses then, with those of the API server: up to 272 ms."""
-    assert main(["demo", "--preview", "--scheduler-cls", "forebay", "--json"]) == 0
+    words = ["demo", "--preview", "--out", str(tmp_path), "--scheduler-cls"]
+    assert main([*words, "forebay", "--json"]) == 0
     for row in json.loads(capsys.readouterr().out)["preview"]:
         assert row["ttft_ms"]["chat"]["p99"] < 1_000
         assert row["stall_ms"]["chat"]["max"] < 300
-    assert main(["demo", "--preview", "--scheduler-cls", "other"]) == 2
+    assert main([*words, "other", "--force"]) == 2
     assert "of all classes only forebay can be simulated" in capsys.readouterr().err
 
 

@@ -32,13 +32,20 @@ def print_comparison(comparison: Comparison, words: Headline, console: "Console"
     """Print the headline, the warnings and the table."""
     from rich.text import Text
 
+    print_headline(comparison, words, console)
+    console.print(_table(comparison))
+    console.print(Text(notes(comparison), style="dim"))
+
+
+def print_headline(comparison: Comparison, words: Headline, console: "Console") -> None:
+    """Print the headline and the warnings."""
+    from rich.text import Text
+
     console.print(Text(words.summary, style=MOODS[words.mood]))
     for point in words.points:
         console.print(Text(f"  {point}"))
     for warning in comparison.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
-    console.print(_table(comparison))
-    console.print(Text(notes(comparison), style="dim"))
 
 
 def notes(comparison: Comparison) -> str:

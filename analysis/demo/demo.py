@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 EXAMPLE = """Replay chats and shared documents on two simulated H200s twice: by round robin and
 through the proxy. Prints a table and writes an HTML report.
 
-First the same traffic is simulated in virtual time, which takes seconds; --preview stops there.
+First the same traffic is simulated in virtual time, which takes seconds. With --preview the report
+shows this simulation, and no server is started.
 All servers run with vLLM's --long-prefill-token-threshold 2048, as the documentation recommends, or
 with --scheduler-cls forebay.
 
@@ -55,7 +56,7 @@ def demo(
         "runs/demo"
     ),
     preview: Annotated[
-        bool, typer.Option("--preview", help="only simulate, in virtual time; write nothing")
+        bool, typer.Option("--preview", help="only simulate, in virtual time")
     ] = False,
     time_scale: Annotated[
         float, typer.Option(help="simulated seconds per wall second; lower it on a slow machine")
@@ -73,14 +74,14 @@ def demo(
 ) -> None:
     from forebay.analysis.demo.processes import Engines
     from forebay.replay.results.folder import make_folder
+    from forebay.traces.reading.jsonl import write_trace
     from forebay.traces.synth.chat_beside_documents import (
         ChatBesideDocuments,
         chat_beside_documents,
     )
 
     # Options are checked before anything is written or started.
-    if not preview:
-        check_out(out, (out / "trace.jsonl", out / "report.html"), force)
+    check_out(out, (out / "trace.jsonl", out / "report.html"), force)
     fleet = Engines(
         model=model,
         gpu=gpu,
@@ -93,27 +94,36 @@ def demo(
         chat_rate_per_s=6.0, document_rate_per_s=0.22, duration_s=duration, seed=seed
     )
     rows = list(chat_beside_documents(spec))
-    if not preview:
-        make_folder(out)
+    make_folder(out)
+    write_trace(out / "trace.jsonl", rows)
     # The preview always runs. It takes seconds and shows the expected result.
     documents = sum(row.document is not None for row in rows)
     talk(
         f"{len(rows):,} requests in {duration:.0f} s of traffic: {len(rows) - documents:,} chats, "
         f"{documents} questions about 120k-token documents"
     )
-    results: dict[str, Any] = {"preview": _preview(rows, fleet, show=not as_json)}
-    if not preview:
-        results |= _live(rows, fleet, out, seed=seed, force=force, show=not as_json)
+    show = not as_json
+    results: dict[str, Any] = {
+        "preview": _preview(rows, fleet, out if preview else None, show=show)
+    }
+    if preview:
+        results |= _page(out, show=show)
+    else:
+        results |= _live(rows, fleet, out, seed=seed, force=force, show=show)
     if as_json:
         print_json(results)
 
 
-def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> list[dict[str, Any]]:
-    """Simulate the traffic in virtual time behind each router, and print a table if asked."""
+def _preview(
+    rows: "list[TraceRequest]", fleet: "Engines", out: Path | None, *, show: bool
+) -> list[dict[str, Any]]:
+    """Simulate the traffic behind each router, print a table if asked, keep two runs in `out`."""
+    from forebay.analysis.demo.side_by_side import PROXIED
     from forebay.proxy.config.schema import Config
     from forebay.replay.plan.slo import default_slos
+    from forebay.replay.sim.run_folder import keep
     from forebay.replay.sim.scenario import DIRECT, Scenario
-    from forebay.replay.sim.sweep import SweepCase, run_case
+    from forebay.replay.sim.sweep import SweepCase, describe, simulate_case
     from forebay.replay.sim.workload import SimWorkload
     from forebay.traces.ground.buckets import DEFAULT_BUCKETS
 
@@ -127,10 +137,13 @@ def _preview(rows: "list[TraceRequest]", fleet: "Engines", *, show: bool) -> lis
     # Each router plays the same requests.
     engine = replace(fleet.config(), time_scale=1.0)
     workload, slos = SimWorkload(trace=rows), default_slos(DEFAULT_BUCKETS)
-    results = [
-        run_case(SweepCase({"router": name}, Scenario(engine, fleet.count, policy), workload, slos))
-        for name, policy in routers.items()
-    ]
+    folders, results = {DIRECT: DIRECT, "forebay": PROXIED}, []
+    for name, policy in routers.items():
+        case = SweepCase({"router": name}, Scenario(engine, fleet.count, policy), workload, slos)
+        simulated, window_s = simulate_case(case)
+        results.append(describe(case, simulated, window_s))
+        if out is not None and name in folders:
+            keep(out / folders[name], case, simulated, results[-1], force=True)
     # The table needs rich, which JSON does without.
     if show:
         from rich.console import Console
@@ -151,19 +164,13 @@ def _live(
     show: bool,
 ) -> dict[str, Any]:
     """Replay the traffic to running servers by both ways. Writes the runs and the report."""
-    from forebay.analysis.compare.compare import compare
-    from forebay.analysis.compare.headline import headline
     from forebay.analysis.demo.processes import ServerFailed
     from forebay.analysis.demo.side_by_side import side_by_side
-    from forebay.analysis.report.report import build_report, write_text
-    from forebay.analysis.runs.load import load_runs
     from forebay.replay.plan.options import ReplayOptions
     from forebay.replay.send.drain import run_on_fast_loop
-    from forebay.traces.reading.jsonl import write_trace
 
-    trace, page = out / "trace.jsonl", out / "report.html"
+    trace = out / "trace.jsonl"
     base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
-    write_trace(trace, rows)
     run_s = rows[-1].arrival_s / fleet.time_scale
     talk(f"now live, on servers and sockets of this machine: two runs of about {run_s:.0f} s each")
     # Both sides replay the same trace, one after the other, each on new engines.
@@ -175,18 +182,31 @@ def _live(
     if sides.proxied is None or sides.proxied.interrupted:
         print(f"forebay demo: interrupted; the finished measurements are in {out}", file=sys.stderr)
         raise typer.Exit(130)
-    # The page is built from the run folders, as `forebay report` does.
-    runs = load_runs([sides.direct.folder, sides.proxied.folder])
+    return _page(out, show=show)
+
+
+def _page(out: Path, *, show: bool) -> dict[str, Any]:
+    """Compare the two runs in `out`, and write their report, as `forebay report` does."""
+    from forebay.analysis.compare.compare import compare
+    from forebay.analysis.compare.headline import headline
+    from forebay.analysis.demo.side_by_side import PROXIED
+    from forebay.analysis.report.report import build_report, write_text
+    from forebay.analysis.runs.load import load_runs
+    from forebay.replay.sim.scenario import DIRECT
+
+    page = out / "report.html"
+    runs = load_runs([out / DIRECT, out / PROXIED])
     comparison = compare(runs[0], runs[1])
     words = headline(comparison)
     write_text(build_report(runs).html, page, True)
     if show:
         from rich.console import Console
 
-        from forebay.analysis.compare.tables import print_comparison
+        from forebay.analysis.compare.tables import print_headline
 
-        print_comparison(comparison, words, Console(highlight=False))
+        print_headline(comparison, words, Console(highlight=False))
     if words.mood == "doubtful":
         talk("the preview in virtual time does not depend on how busy this machine is")
+    talk(f"all figures: forebay compare {out / DIRECT} {out / PROXIED}")
     talk(f"report: {page.resolve().as_uri()}")
     return {"headline": words.summary, "report": str(page), **comparison.as_json()}
