@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' Makefile | sort | awk -F '\t' '{ printf "%-18s%s\n", $$1, $$2 }'
 
-.PHONY: help rooms weight demo test check install deploy-tools bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard run-compiled test-compiled vllm-cpu clean
+.PHONY: help rooms weight demo test check install deploy-tools bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard headline run-compiled test-compiled vllm-cpu clean
 
 demo: .venv/runtime ## the whole toolkit on this machine, without a GPU
 	$(BIN)/forebay demo --out runs/demo --force
@@ -137,6 +137,11 @@ bench-routers: .venv/dev ## what users notice behind each router
 # missing: make cases CASES='--only forebay' plays what a change of the policy made old.
 cases: compiled ## the cases of other projects, in virtual time
 	PYTHONPATH=.compiled $(BIN)/python tests/bench/cases/cases.py $(CASES)
+
+# The figures of README.md and docs/benchmarks/results.md, in virtual time: what is missing, and what a change of
+# the policy made old.
+headline: compiled ## the figures of README.md, in virtual time
+	PYTHONPATH=.compiled $(BIN)/python tests/bench/headline.py $(HEADLINE)
 
 # Compare decisions and instruction counts with tests/bench/guard.json; CI runs make guard GUARD=--quick.
 guard: .venv/dev ## compare the policy with the figures of tests/bench/guard.json

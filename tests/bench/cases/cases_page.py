@@ -33,6 +33,7 @@ CELL = re.compile(r"(?P<case>\S+) (?P<load>\S+)(?P<flag> flag)? (?P<policy>\S+)"
 LEVEL = 2.0  # points in time; smaller differences are noise
 NEAR_BEST = 1.0  # points in time from the best policy: those whose other figures count
 TIMES = 1.05
+FEWEST = 1_000  # requests of a seed behind a p99 that is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +207,9 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
         if max(ours.in_time) - min(ours.in_time) >= LEVEL:
             spread = f" ({min(ours.in_time):.1f} to {max(ours.in_time):.1f})"
         shown = f"{ours['in_time']:.1f}{spread}"
+        few = ours["requests"] < FEWEST
         pairs = [
-            _pair(ours[name], best[name])
+            "-" if few and "p99" in name else _pair(ours[name], best[name])
             for name in ("ttft_p90_s", "ttft_p99_s", "e2e_p50_s", "e2e_p99_s")
         ]
         own = f"{ours['own_in_time']:.1f}, {ours['own_in_time'] - cell.ahead_by_vendor:.1f}"

@@ -14,11 +14,12 @@ from routers.courses import COURSES
 from routers.plan import Record
 from routers.results import Entry, Estimate, Group, groups
 
+from forebay.analysis.statistics.quantiles import MIN_BEYOND, samples_beyond
 from forebay.analysis.statistics.units import NEVER, NONE
 
 HEADS = (
-    "router", "seeds", "chat TTFT p50", "p99", "document TTFT p50", "p99", "attained", "hit ratio",
-    "rejected", "failed",
+    "router", "seeds", "chats", "TTFT p50", "p90", "p99", "documents", "TTFT p50", "p90", "longest",
+    "attained", "hit ratio", "rejected", "failed",
 )  # fmt: skip
 
 
@@ -88,9 +89,15 @@ def _cells(entry: Entry) -> list[str]:
         return [entry.router, "0", f"{kind}: {why}"] + [NONE] * (len(HEADS) - 3)
     invalid = len(entry.invalid)
     row = [entry.router, str(len(entry.valid)) + (f" ({invalid} invalid)" if invalid else "")]
-    for bucket in ("chat", "document"):
-        middle = entry.ttft(bucket, 0.5)
-        row += [seconds(middle.value if middle else None), seconds_spread(entry.ttft(bucket, 0.99))]
+    for bucket, shares in (("chat", (0.5, 0.9, 0.99)), ("document", (0.5, 0.9, 1.0))):
+        answered = entry.answered(bucket)
+        row.append(f"{answered:,}")
+        for share in shares:
+            enough = share == 1.0 or samples_beyond(share, answered) >= MIN_BEYOND
+            found = entry.ttft(bucket, share) if enough else None
+            row.append(
+                seconds_spread(Estimate(found.value, None) if found and share < 0.99 else found)
+            )
     return [
         *row, _share(entry.mean("attainment")), _share(entry.mean("hit_ratio")),
         _counted(entry.reasons("rejected")), _counted(entry.reasons("failed")),

@@ -85,6 +85,11 @@ class Entry:
     def invalid(self) -> list[str]:
         return [record["why"] for record in self.records if record.get("verdict") == "invalid"]
 
+    def answered(self, bucket: str) -> int:
+        """Requests of a bucket that were answered, all seeds together."""
+        figures = (record["figures"]["ttft"].get(bucket) for record in self.valid)
+        return sum(of["answered"] for of in figures if of is not None)
+
     def ttft(self, bucket: str, share: float) -> Estimate | None:
         """A percentile of the answered, seconds."""
         summaries = (record["figures"]["ttft"].get(bucket) for record in self.valid)

@@ -8,11 +8,13 @@ from pathlib import Path
 import cases_page
 from guard_page import decisions
 from pages import course
+from pages import doc_charts as charts
 from pages import doc_cli as cli
 from pages import doc_reference as reference
 from pages import doc_results as results
 from pages import doc_studies as studies
 from pages.doc_commands import output_of
+from pages.doc_seeds import real_runs
 from paths import ROOT
 
 from forebay.proxy import log_events as events
@@ -21,20 +23,24 @@ Maker = Callable[[], str]
 BLOCK = re.compile(r"<!-- generated: (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 FILES: Mapping[str, Maker] = {
     **{
-        f"docs/assets/{name}-{theme}.svg": partial(results.chart, name, theme)
-        for name in results.charts()
-        for theme in results.THEMES
+        f"docs/assets/{name}-{theme}.svg": partial(charts.chart, name, theme)
+        for name in charts.CHARTS
+        for theme in charts.THEMES
     },
     "docs/reference/forebay.schema.json": reference.config_schema,
 }
 BLOCKS: Mapping[str, Maker] = {
-    "chart": results.picture,
+    "chart": charts.picture,
     "problems": results.problems,
     "scheduler": results.scheduler,
     "scheduler cases": results.scheduler_cases,
     "result tables": results.tables,
+    "fleets": results.fleets,
+    "router models": results.models,
+    "live results": results.live,
     "results in words": results.words,
     "all runs": results.all_runs,
+    "real runs": real_runs,
     "decisions": decisions,
     "cases": cases_page.cases,
     "commands": partial(cli.cli_pages, examples=False),

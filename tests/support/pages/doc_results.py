@@ -4,276 +4,226 @@ Every figure that these pages quote is computed here, so no page can differ from
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from html import escape
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
 
+import headline
 from arena_policies import FOREBAY, MODELS
+from cases_page import NAMES
+from headline import SAME, SECONDS, SEEDS, SPLIT, SUSTAINED, Cell, best_other
 from paths import RESULTS
-from result_lines import markdown_table, read_lines
+from result_lines import markdown_table
 from routers.page import generated
-from routers.plan import Record, read_records
-from routers.results import Entry, groups
+from routers.plan import read_records
 
-GROUP = ("sim", 2, "Llama-3-8B", "chat")
-OURS = "forebay"
+from forebay.analysis.statistics.quantiles import EQUAL_WITHIN
+from forebay.replay.sim.scenario import DIRECT
+
 GAP = "\u00a0"  # a number and its unit stay on one line
-FEWEST = 1  # valid runs of a figure that is shown
 FLAG = "`--long-prefill-token-threshold 2048`"
-LABELS = {
-    "forebay": "Forebay",
-    "vllm-router cache_aware": "vLLM router, cache aware",
-    "smg cache_aware": "SMG, cache aware",
-    "haproxy by length": "HAProxy, by length",
-    "nginx least_conn": "nginx, least connections",
-    "direct": "round robin, no router",
-}
-"""The routers that every workload of the core was run with, by the name in the results."""
-OTHERS = [name for name in LABELS if name != OURS]
-SHORT = {
-    "forebay": "Forebay",
-    "vllm-router cache_aware": "vLLM router",
-    "smg cache_aware": "SMG",
-    "haproxy by length": "HAProxy",
-    "nginx least_conn": "nginx",
-    "direct": "round robin",
-}
-WORKLOADS = {
-    "documents": "chats beside documents, 80 %",
-    "documents, chunked": "chats beside documents, 80 %, with the flag",
-    "shared documents": "shared documents, 80 %",
-    "shared documents, chunked": "shared documents, 80 %, with the flag",
-}
-BUCKETS = ("chat", "document")
-COMPARABLE = 0.6
-"""Of Forebay's share in time. A router with fewer answered only part of the requests, or most of
-them late: its latency stands in the tables, and in no comparison."""
-OVERLOADED = "chats and documents"
-"""The workload of bench-policies.jsonl.gz at twice the capacity, which `tests/bench/policies.py` of
-commit 2d525ee5 measured in virtual time."""
-LEVEL = 0.05  # figures that differ by less count as equal
+LABELS = {FOREBAY: "Forebay", **{name: NAMES[name] for name in (*MODELS, SPLIT)}}
+"""Each router that was played, by the name in the results."""
+FLAGS = {"flag": "with the flag", "default": "default flags"}
 LEVEL_POINTS = 0.5  # cases with a smaller difference of requests in time are only named
-THEMES = {
-    "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
-    "dark": {"text": "#e6edf3", "soft": "#9198a1", "ours": "#4493f8", "other": "#4b5561"},
+TRAFFIC = {
+    "beside": "20 chats to each question about documents of 120,000 tokens, five questions each",
+    "shared": "Two chats to three questions about 100 documents of 10,000 to 100,000 tokens",
 }
+LEAST = f"{100 * SUSTAINED:.0f}{GAP}%"
+LOADS = ("50%", "80%")
+BUCKETS = (("chats", "p99"), ("documents", "p99"))  # in README.md: all have 1,000 requests
+CHARTED = headline.FLAGGED
+Routers = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """The latest runs of each router, by workload and name."""
-
-    entries: dict[tuple[str, str], Entry]
-    records: Sequence[Record]
-
-    def p99_s(self, workload: str, router: str, bucket: str) -> float | None:
-        """The 99th percentile of the time to first token, or None without a valid run."""
-        entry = self.entries.get((workload, router))
-        estimate = entry.ttft(bucket, 0.99) if entry and len(entry.valid) >= FEWEST else None
-        return estimate.value if estimate else None
-
-    def mean(self, workload: str, router: str, figure: str) -> float | None:
-        """The mean over seeds, or None without a valid run."""
-        entry = self.entries.get((workload, router))
-        estimate = entry.mean(figure) if entry and len(entry.valid) >= FEWEST else None
-        return estimate.value if estimate else None
-
-    def comparable(self, workload: str, router: str) -> bool:
-        """True unless it rejected or delayed too many requests for its latency to count."""
-        ours, theirs = (self.mean(workload, name, "attainment") for name in (OURS, router))
-        return theirs is not None and theirs >= COMPARABLE * (ours or 0.0)
-
-    def best_p99_s(self, workload: str, bucket: str) -> float | None:
-        """The lowest p99 of the other routers whose latency can be compared."""
-        names = [name for name in OTHERS if self.comparable(workload, name)]
-        values = [self.p99_s(workload, name, bucket) for name in names]
-        return min((value for value in values if value is not None), default=None)
-
-    def dates(self) -> str:
-        days = sorted(record["date"][:10] for record in self.records)
-        return days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-
-    def seeds(self) -> str:
-        """The fewest and the most valid runs of a figure in the tables."""
-        counts = [
-            len(entry.valid) for (workload, router), entry in self.entries.items()
-            if workload in WORKLOADS and router in LABELS and len(entry.valid) >= FEWEST
-        ]  # fmt: skip
-        fewest, most = min(counts), max(counts)
-        return str(most) if fewest == most else f"{fewest} to {most}"
+def routers_of(cell: Cell) -> Routers:
+    return headline.read()[cell.name]
 
 
-@cache
-def results() -> Results:
-    """The committed results: of each workload the seeds that all its routers have."""
-    everything = groups(read_records(RESULTS / "bench-routers.jsonl.gz"))[GROUP]
-    entries = [
-        entry for entry in everything if entry.workload in WORKLOADS and entry.router in LABELS
-    ]
-    seeds: dict[str, set[int]] = {}
-    for entry in entries:
-        if valid := {record["seed"] for record in entry.valid}:
-            seeds[entry.workload] = seeds.get(entry.workload, valid) & valid
-    entries = [
-        replace(entry, records=[r for r in entry.records if r["seed"] in seeds[entry.workload]])
-        for entry in entries
-    ]
-    records = [record for entry in entries for record in entry.valid]
-    return Results({(entry.workload, entry.router): entry for entry in entries}, records)
+def figure(value: float) -> str:
+    """A number with two digits, or all digits before the point."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def seconds(value: float | None) -> str:
-    """Two decimal places below one second, else one. `-` where nothing was measured."""
-    if value is None:
+def spread(values: Sequence[float] | None, words: Callable[[float], str] = figure) -> str:
+    """A figure of all seeds, and its range over seeds where each has enough requests for it."""
+    if values is None:
         return "-"
-    return f"{value:.2f}{GAP}s" if value < 1 else f"{value:.1f}{GAP}s"
+    first, *ends = (words(value) for value in values)
+    return f"{first} ({ends[0]}\u2013{ends[1]})" if ends else first
 
 
-def percent(share: float | None) -> str:
-    """A share in percent, with one decimal place above 99 %. `-` where nothing was measured."""
-    if share is None:
-        return "-"
-    places = 1 if 0.99 <= share < 1 else 0
-    return f"{share * 100:.{places}f}{GAP}%"
+def percent(share: float) -> str:
+    """A share in percent, with one decimal place from 90 % on."""
+    return f"{share * 100:.1f}" if 0.9 <= share < 0.9995 else f"{share * 100:.0f}"
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A bar chart of one figure by router. `least` is True if less is better."""
-
-    workload: str
-    title: str
-    about: str
-    figure: Callable[[str, str], float | None]
-    spoken: Callable[[float | None], str]
-    least: bool
-
-    def bars(self) -> list[tuple[str, float]]:
-        """Router and value, the best router first."""
-        names = [name for name in LABELS if results().comparable(self.workload, name)]
-        pairs = [(name, self.figure(self.workload, name)) for name in names]
-        figures = [(name, value) for name, value in pairs if value is not None]
-        return sorted(figures, key=lambda bar: bar[1] if self.least else -bar[1])
-
-    def text(self) -> str:
-        """The chart in words, for readers who cannot see it."""
-        phrases = (f"{LABELS[name]} {self.spoken(value)}" for name, value in self.bars())
-        return f"{self.title}. {'; '.join(phrases)}. {self.about}"
+def sustains(at: Mapping[str, Any]) -> bool:
+    return bool(min(at[name]["in_time"][0] for name in ("chats", "documents")) >= SUSTAINED)
 
 
-def charts() -> dict[str, Chart]:
-    """The charts, by the beginning of their files' names."""
-    setting = "Two simulated H200 GPUs at {} load, Llama-3-8B, chats beside 120k-token documents"
-    return {
-        "chat-p99": Chart(
-            "shared documents, chunked",
-            "Chats: time to first token, 99th percentile (less is better)",
-            "Two simulated H200 GPUs at 80 % load, Llama-3-8B, chats beside 16 shared documents "
-            "of 10k to 100k tokens, vLLM with the flag. Not shown: routers that rejected many.",
-            lambda workload, router: _p99(workload, router, "chat"), seconds, True,
-        ),
-        "document-p99": Chart(
-            "documents, chunked",
-            "Documents: time to first token, 99th percentile (less is better)",
-            f"{setting.format('80 %')}, vLLM with the flag.",
-            lambda workload, router: _p99(workload, router, "document"), seconds, True,
-        ),
-    }  # fmt: skip
+def best_at(routers: Routers, load: str, bucket: str, name: str) -> str:
+    """Return the other router with the lowest percentile, of those that sustain the load."""
+    others = [router for router in routers if router != FOREBAY and sustains(routers[router][load])]
+    return min(others, key=lambda router: float(routers[router][load][bucket][name][0]))
 
 
-LEFT, WIDTH, ROW, TOP = 200, 720, 30, 42  # of a chart, in pixels
-
-
-def chart(name: str, theme: str) -> str:
-    """One chart as a stand-alone SVG."""
-    drawn, colours = charts()[name], THEMES[theme]
-    bars = drawn.bars()
-    most = max(value for _, value in bars)
-    height = TOP + ROW * len(bars) + 34
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'width="{WIDTH}" height="{height}" '
-        'font-family="-apple-system,\'Segoe UI\',Helvetica,Arial,sans-serif" font-size="14">',
-        f"<title>{escape(drawn.text())}</title>",
-        f'<text x="0" y="18" font-weight="600" fill="{colours["text"]}">'
-        f"{escape(drawn.title)}</text>",
-    ]
-    for number, (router, value) in enumerate(bars):
-        y = TOP + ROW * number
-        length = max((WIDTH - LEFT - 70) * value / most, 2.0)
-        ours = router == OURS
-        weight = ' font-weight="600"' if ours else ""
-        parts += [
-            f'<text x="{LEFT - 10}" y="{y + 15}" text-anchor="end"{weight} '
-            f'fill="{colours["text"]}">{escape(LABELS[router])}</text>',
-            f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="20" rx="2" '
-            f'fill="{colours["ours" if ours else "other"]}"/>',
-            f'<text x="{LEFT + length + 8:.1f}" y="{y + 15}"{weight} '
-            f'fill="{colours["text"]}">{drawn.spoken(value)}</text>',
-        ]
-    parts.append(
-        f'<text x="0" y="{height - 8}" font-size="12" fill="{colours["soft"]}">'
-        f"{escape(drawn.about)}</text></svg>\n"
-    )
-    return "\n".join(parts)
+PROBLEMS = {
+    "beside": "**A long document keeps a GPU busy for seconds, and chats wait.** "
+    "Forebay keeps room for chats, and reads documents one after the other.",
+    "shared": "**Many users ask about one document, and every GPU computes it.** "
+    "Forebay sends a question to the GPU that holds the document.",
+}
 
 
 def problems() -> str:
-    """Three problems, three mechanisms, three figures, as a Markdown table."""
-    rows = [
-        "| problem | what Forebay does | with the flag | default flags |",
-        "| --- | --- | --- | --- |",
-        "| A long document keeps a GPU busy for seconds. Chats wait behind it. "
-        "| It keeps room for chats while documents are read. | Chat p99 and document p99: "
-        f"{_both('documents, chunked')} | {_both('documents')} |",
-        "| Many users ask about one document. Every GPU computes it again. "
-        "| It sends a question to the GPU that holds the document. A shared document is computed "
-        "once, and again only where a free GPU then answers faster. | Chat p99 and document p99: "
-        f"{_both('shared documents, chunked')} | {_both('shared documents')} |",
-        "| Under overload the queue grows, until everybody is late. "
-        "| It predicts the wait, and answers 429 with `Retry-After` when it is too long. "
-        f"| In time at 200 % load, virtual time: {_in_time(2_048)} | {_in_time(0)} |",
-    ]
-    about = (
-        f"*The flag* is vLLM's {FLAG}. Each cell: Forebay, then the best other router, in virtual "
-        f"time the best model of a router. Two simulated H200 GPUs, {results().dates()}."
+    """Problems and figures as a Markdown table: one figure a row."""
+    rows: list[tuple[str, str, str]] = []
+    for traffic, problem in PROBLEMS.items():
+        rows.append((problem, "", ""))
+        for flags, words in FLAGS.items():
+            rows += _figures(Cell(traffic, flags), words)
+    rows += [*_overload(), *_pauses()]
+    table = markdown_table(("", "best other router", "Forebay"), rows)
+    return f"{_flag_alone()}\n\n{table}\n\n{_about()}"
+
+
+def _flag_alone() -> str:
+    """Say what the flag does for every router, at one load."""
+    flag, default = (routers_of(Cell("beside", flags)) for flags in FLAGS)
+    best = best_other(default)
+
+    def pair(router: str, bucket: str) -> tuple[float, float]:
+        """Return the p99 without the flag and with it."""
+        return default[router]["80%"][bucket]["p99"][0], flag[router][SAME][bucket]["p99"][0]
+
+    def both(router: str, bucket: str) -> str:
+        return "from {} to {}".format(*map(figure, pair(router, bucket)))
+
+    others = [name for name in LABELS if name != FOREBAY]
+    halved = sum(after <= before / 2 for before, after in (pair(n, "chats") for n in others))
+    return (
+        f"vLLM's flag {FLAG} alone solves most of the first problem for chats. At "
+        f"{figure(flag[best][SAME]['per_s'])} requests a second it at least halves the p99 of "
+        f"their first token behind {halved} of {len(others)} other routers: "
+        f"{both(best, 'chats')} s behind {LABELS[best]}, the best one without it. Documents share "
+        f"each step then, and take longer: p99 {both(best, 'documents')} s. Behind Forebay, "
+        f"chats go {both(FOREBAY, 'chats')} s and documents {both(FOREBAY, 'documents')} s."
     )
-    return "\n".join([*rows, "", about])
 
 
-SCHEDULER_CELL = "2 GPUs, 80%"
-SCHEDULER_ROWS = {
-    "alone, flag": "vLLM alone, round robin, with the flag",
-    "": "best model of another router, with the flag",
-    "Forebay, flag": "Forebay, with the flag",
-    "alone, class": "vLLM alone, with the scheduler class",
-    "Forebay, class": "**Forebay, with the scheduler class**",
-}
+def _figures(cell: Cell, words: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a cell: the highest load, chats' p99 and documents' p90 at 80 %."""
+    of = routers_of(cell)
+    best = best_other(of)
+    theirs, ours = (spread(of[router]["highest_per_s"]) for router in (best, FOREBAY))
+    yield f"highest load, requests a second, {words}", f"{theirs} {LABELS[best]}", f"**{ours}**"
+    at = figure(of[FOREBAY]["80%"]["per_s"])
+    for bucket, name in BUCKETS:
+        best = best_at(of, "80%", bucket, name)
+        ours, theirs = (of[router]["80%"][bucket] for router in (FOREBAY, best))
+        shown = spread(ours[name])
+        yield (
+            f"{bucket}' first token, {name}, s, at {at} a second",
+            f"{spread(theirs[name])} {LABELS[best]}",
+            f"**{shown}**" if ours[name][0] * (1 + EQUAL_WITHIN) < theirs[name][0] else shown,
+        )
+
+
+def _overload() -> Iterator[tuple[str, str, str]]:
+    """Yield the rows about more load than any router sustains."""
+    yield (
+        "**Under overload the queue grows, until everybody is late.** Forebay predicts the wait, "
+        "and answers 429 with `Retry-After` when it is too long.", "", "",
+    )  # fmt: skip
+    for flags, words in FLAGS.items():
+        of = routers_of(Cell("shared", flags))
+        best = max(
+            (name for name in of if name != FOREBAY),
+            key=lambda name: float(of[name]["overload"]["in_time"][0]),
+        )
+        theirs, ours = (
+            spread(of[name]["overload"]["in_time"], percent) for name in (best, FOREBAY)
+        )
+        at = figure(of[FOREBAY]["overload"]["per_s"])
+        yield (
+            f"in time, %, after ten minutes of {at} requests a second, {words}",
+            f"{theirs} {LABELS[best]}", f"**{ours}**",
+        )  # fmt: skip
+
+
+def _pauses() -> Iterator[tuple[str, str, str]]:
+    """Yield the rows about the scheduler class."""
+    yield (
+        "**Inside vLLM, a long prompt fills whole steps, and answers pause.** [Forebay's scheduler "
+        "class](docs/how-to/vllm-scheduler.md) bounds every step, with one option of `vllm serve`.",
+        "", "",
+    )  # fmt: skip
+    flag, with_class = (routers_of(Cell("beside", flags)) for flags in ("flag", "class"))
+    at = figure(flag[FOREBAY]["80%"]["per_s"])
+    others = [name for name in flag if name != FOREBAY and sustains(flag[name]["80%"])]
+    best = min(others, key=lambda name: float(flag[name]["80%"]["pause_p99"][0]))
+    theirs, ours = (spread(of["80%"]["pause_p99"]) for of in (flag[best], with_class[FOREBAY]))
+    yield (
+        f"longest pause in an answer, p99, s, at {at} a second; Forebay with the class, the other "
+        "with the flag", f"{theirs} {LABELS[best]}", f"**{ours}**",
+    )  # fmt: skip
+
+
+def _about() -> str:
+    cells = [routers_of(Cell(traffic, flags)) for traffic in PROBLEMS for flags in FLAGS]
+    counts = [cell[FOREBAY]["80%"] for cell in cells]
+    chats = [at["chats"]["requests"] for at in counts]
+    documents = [at["documents"]["requests"] for at in counts]
+    commits = sorted({cell[FOREBAY]["commit"] for cell in cells})
+    return (
+        f"Virtual time: two simulated H200 GPUs, Llama-3-8B, **models** of {len(LABELS) - 1} "
+        f"routers and Forebay's policy of commit {', '.join(commits)}. A load is sustained if "
+        f"{LEAST} of the chats have their first token within 2 s and {LEAST} of "
+        "the documents within 15 s. Latencies are at 80 % of what the best other router sustains, "
+        "of the best router that sustains it. In brackets: the range over "
+        f"{SEEDS} seeds, where each has 1,000 requests for a p99. *Split* is one GPU for chats and "
+        f"one for documents. Behind each latency are {min(chats):,} to {max(chats):,} chats and "
+        f"{min(documents):,} to {max(documents):,} documents."
+    )
+
+
+SCHEDULER_ROWS = (
+    ("vLLM alone, round robin, with the flag", "flag", DIRECT),
+    ("best other router, with the flag", "flag", ""),
+    ("Forebay, with the flag", "flag", FOREBAY),
+    ("vLLM alone, with the scheduler class", "class", DIRECT),
+    ("**Forebay, with the scheduler class**", "class", FOREBAY),
+)
 
 
 def scheduler() -> str:
-    """A table of what the scheduler class adds, from `tests/bench/engine_step.py`."""
-    cells = json.loads((RESULTS / "engine-step.json").read_text(encoding="utf-8"))
-    models = (cells[key] for m in MODELS if (key := f"{SCHEDULER_CELL}, {m}, flag") in cells)
-    best = max(models, key=lambda cell: float(cell["in_time"]))
+    """A table of what the scheduler class adds."""
     rows = []
-    for key, label in SCHEDULER_ROWS.items():
-        cell = cells[f"{SCHEDULER_CELL}, {key}"] if key else best
-        chats, documents = (
-            " / ".join(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in cell[name])
-            for name in ("chats_s", "documents_s")
-        )
-        pause, share = cell["pause_s"][0], 100 * cell["in_time"]
-        rows.append((label, chats, f"{pause:.2g}", documents, f"{share:.1f}"))
-    heads = ("seconds", "chats p50 / p90 / p99", "longest pause in an answer, p99",
-             "documents p50 / p99", "in time, percent")  # fmt: skip
-    about = (
-        "Virtual time, two simulated H200 GPUs at 80 % load, seeds 0 to 4: chats beside "
-        "120,000-token documents, about which five questions each are asked. *The flag* is vLLM's "
-        f"{FLAG}. The router is the one of {len(MODELS)} models with the most requests in time."
+    for label, flags, router in SCHEDULER_ROWS:
+        of = routers_of(Cell("beside", flags))
+        at = of[router or best_other(of)]["80%"]
+        rows.append(
+            (label, spread(at["chats"]["p99"]), spread(at["pause_p99"]),
+             spread(at["documents"]["p99"]), spread(at["in_time"], percent))
+        )  # fmt: skip
+    heads = ("seconds", "chats' first token, p99", "longest pause in an answer, p99",
+             "documents' first token, p99", "in time, %")  # fmt: skip
+    flag = routers_of(CHARTED)
+    return (
+        f"{markdown_table(heads, rows)}\n\n{TRAFFIC['beside']}, at "
+        f"{figure(flag[FOREBAY]['80%']['per_s'])} requests a second: 80 % of what "
+        f"{LABELS[best_other(flag)]} sustains, the best other router. Virtual time, two simulated "
+        f"H200 GPUs, {_counts(flag[FOREBAY]['80%'])}, {SEEDS} seeds; their range is in brackets. "
+        f"*The flag* is vLLM's {FLAG}."
     )
-    return f"{markdown_table(heads, rows)}\n\n{about}"
+
+
+def _counts(at: Mapping[str, Any]) -> str:
+    chats, documents = (at[name]["requests"] for name in ("chats", "documents"))
+    return f"{chats:,} chats and {documents:,} documents"
 
 
 def scheduler_cases() -> str:
@@ -310,91 +260,108 @@ def _lead(of: Mapping[str, Mapping[str, float]]) -> float:
 def _slower(of: Mapping[str, Mapping[str, float]]) -> bool:
     """True if a time with the class is 5 % longer than with the better of the other set-ups."""
     return any(
-        of["class"][key] > (1 + LEVEL) * min(of[name][key] for name in ("flag", "default"))
+        of["class"][key] > (1 + EQUAL_WITHIN) * min(of[name][key] for name in ("flag", "default"))
         for key in ("chat_p99", "long_p99", "e2e_p50_s")
         if of["class"][key] is not None
     )
 
 
-def _both(workload: str) -> str:
-    """Return the p99s of chats and documents, each ours and the best other router's."""
-    pairs = ((_p99(workload, OURS, bucket), _best(workload, bucket)) for bucket in BUCKETS)
-    return ", ".join(f"**{seconds(ours)}** / {seconds(theirs)}" for ours, theirs in pairs)
-
-
-def _in_time(chunk: int) -> str:
-    """Return the shares in time at twice the capacity, ours and the best model's."""
-    shares = {
-        record["policy"]: _share_of(record["at_2x"])
-        for record in map(json.loads, read_lines(RESULTS / "bench-policies.jsonl.gz"))
-        if (record["workload"], record["chunk"]) == (OVERLOADED, chunk) and record["at_2x"]
-    }
-    models = [share for policy, share in shares.items() if policy in MODELS]
-    return f"**{percent(shares[FOREBAY])}** / {percent(max(models))}"
-
-
-def _share_of(kinds: Mapping[str, Mapping[str, int]]) -> float:
-    requests = sum(kind["requests"] for kind in kinds.values())
-    return sum(kind["in_time"] for kind in kinds.values()) / requests
-
-
-def compare(ours: float | None, theirs: float | None) -> float | None:
-    """Their figure as a multiple of ours. 1 where they are level, None where either is unknown."""
-    if not ours or theirs is None:
-        return None
-    return 1.0 if abs(theirs / ours - 1) < LEVEL else theirs / ours
-
-
 def words() -> str:
-    """Name the p99s in which another router is better than Forebay."""
-    behind = [
-        f"{bucket}s in *{label}*"
-        for workload, label in WORKLOADS.items()
-        for bucket in BUCKETS
-        if (compare(_p99(workload, OURS, bucket), _best(workload, bucket)) or 1.0) < 1
-    ]
-    first = ", ".join(behind[:-1])
-    named = f"{first} and {behind[-1]}" if first else "".join(behind)
-    better = f"Another router's p99 is lower for {named}."
-    return better if behind else "No other router has a lower p99 here."
+    """Name the figures in which another router is better than Forebay."""
+    behind = []
+    for traffic in TRAFFIC:
+        for flags, name_of_flags in FLAGS.items():
+            of = routers_of(Cell(traffic, flags))
+            for load, bucket, name in product(LOADS, ("chats", "documents"), ("p50", "p90", "p99")):
+                if of[FOREBAY][load][bucket][name] is None:
+                    continue
+                best = best_at(of, load, bucket, name)
+                ours, theirs = (of[router][load][bucket][name][0] for router in (FOREBAY, best))
+                if ours > theirs * (1 + EQUAL_WITHIN):
+                    behind.append(
+                        f"- {bucket}' {name}, *{SHORT[traffic]}*, {name_of_flags}, at "
+                        f"{load[:2]} %: {figure(ours)} s, {LABELS[best]} {figure(theirs)} s"
+                    )
+    if not behind:
+        return "No other router that sustains the load is more than 5 % faster."
+    first = "Of the routers that sustain the load, another one is more than 5 % faster here:"
+    return "\n".join([first, "", *behind])
+
+
+SHORT = {"beside": "chats beside documents", "shared": "shared documents"}
+
+
+def tables() -> str:
+    """The tables of docs/benchmarks/results.md: every router at both loads."""
+    cells = [(traffic, flags) for traffic in TRAFFIC for flags in FLAGS]
+    return "\n\n".join(_table(Cell(*cell)) for cell in cells)
+
+
+def _table(cell: Cell) -> str:
+    heads = ("router", "highest load", "50 %: chats p99", "documents p99", "80 %: chats p90", "p99",
+             "documents p90", "p99", "chats in time, %", "documents in time, %")  # fmt: skip
+    of = routers_of(cell)
+    rows = []
+    for name in sorted(LABELS, key=lambda name: -float(of[name]["highest_per_s"][0])):
+        half, most = (of[name][load] for load in LOADS)
+        shown = [spread(half[bucket]["p99"]) for bucket in ("chats", "documents")]
+        shown += [spread(most[b][p]) for b in ("chats", "documents") for p in ("p90", "p99")]
+        shown += [spread(most[bucket]["in_time"], percent) for bucket in ("chats", "documents")]
+        rows.append((LABELS[name], spread(of[name]["highest_per_s"]), *shown))
+    half, most = (of[FOREBAY][load] for load in LOADS)
+    return (
+        f"### {SHORT[cell.traffic].capitalize()}, {FLAGS[cell.flags]}\n\n"
+        f"{TRAFFIC[cell.traffic]}. {LABELS[best_other(of)]} is the best other router: 50 % of what "
+        f"it sustains are {half['per_s']:.3g} requests a second ({_counts(half)}), 80 % are "
+        f"{most['per_s']:.3g} ({_counts(most)}). {SEEDS} seeds of "
+        f"{SECONDS[cell.traffic] / 60:.0f} minutes.\n\n{markdown_table(heads, rows)}"
+    )
+
+
+def fleets() -> str:
+    """A table of one, two and four GPUs, behind Forebay and asked in turn by clients."""
+    rows = []
+    for flags, words in (*FLAGS.items(), ("class", "the scheduler class")):
+        for gpus in (1, 2, 4):
+            of = routers_of(Cell("beside", flags, gpus))
+            ours, alone = of[FOREBAY]["80%"], of[DIRECT]["80%"]
+            pairs = [
+                f"{spread(ours[bucket][name])}, {spread(alone[bucket][name])}"
+                for bucket, name in (("chats", "p99"), ("documents", "p90"))
+            ]
+            shares = [percent(at[b]["in_time"][0]) for b in ("chats", "documents")
+                      for at in (ours, alone)]  # fmt: skip
+            rows.append(
+                (str(gpus), words, figure(ours["per_s"]), *pairs, ", ".join(shares[:2]),
+                 ", ".join(shares[2:]), percent(ours["rejected"]))
+            )  # fmt: skip
+    heads = ("GPUs", "flags", "requests a second", "chats' p99, s", "documents' p90, s",
+             "chats in time, %", "documents in time, %", "Forebay rejected, %")  # fmt: skip
+    return markdown_table(heads, rows)
+
+
+def models() -> str:
+    """A table of the models of other routers."""
+    rows = [(LABELS[name], about.removeprefix("model of ")) for name, about in MODELS.items()]
+    return markdown_table(("name", "model of"), rows)
+
+
+def live() -> str:
+    """Where the measurements with real routers are, with their dates, number and seeds."""
+    records = read_records(RESULTS / "bench-routers.jsonl.gz")
+    valid = [record for record in records if record.get("verdict") == "valid"]
+    seeds = Counter((record["workload"], record["router"]) for record in valid).values()
+    chats = [record["figures"]["ttft"]["chat"]["requests"] for record in valid]
+    versions = sorted({record["version"] for record in valid if record["router"] == FOREBAY})
+    dates = sorted({record["date"][:10] for record in valid})
+    return (
+        "[All runs](bench-routers.md) has the real routers with real sockets in front of "
+        f"simulated servers: {len(valid)} valid runs of {' and '.join(dates)}, {min(seeds)} to "
+        f"{max(seeds)} seeds of a router, {min(chats)} to {max(chats)} chats a run. Forebay had an "
+        f"older policy then ({', '.join(versions)})."
+    )
 
 
 def all_runs() -> str:
     """The tables of docs/benchmarks/bench-routers.md."""
     return generated(read_records(RESULTS / "bench-routers.jsonl.gz"))
-
-
-def tables() -> str:
-    """The table of docs/benchmarks/results.md."""
-    rows = []
-    for workload, label in WORKLOADS.items():
-        cells = [
-            f"{seconds(_p99(workload, router, 'chat'))}, "
-            f"{seconds(_p99(workload, router, 'document'))}; "
-            f"{percent(results().mean(workload, router, 'attainment'))}"
-            for router in LABELS
-        ]
-        rows.append((label, *cells))
-    about = (
-        f"Valid runs in each cell: {results().seeds()}, of the same seeds for all routers. Dates: "
-        f"{results().dates()}. A dash: not run, or no valid run."
-    )
-    return f"{markdown_table(('traffic', *SHORT.values()), rows)}\n\n{about}"
-
-
-def _p99(workload: str, router: str, bucket: str) -> float | None:
-    return results().p99_s(workload, router, bucket)
-
-
-def _best(workload: str, bucket: str) -> float | None:
-    return results().best_p99_s(workload, bucket)
-
-
-def picture() -> str:
-    """The chart in README.md, in the reader's colours."""
-    dark, light = (f"docs/assets/chat-p99-{theme}.svg" for theme in ("dark", "light"))
-    description = escape(charts()["chat-p99"].text())
-    return (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
-        f'  <img src="{light}" alt="{description}"></picture>'
-    )

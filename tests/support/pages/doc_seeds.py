@@ -1,4 +1,5 @@
-"""Two tables of docs/research/studies.md: three seeds of the studies, and a real H200 beside us.
+"""Two tables of docs/research/studies.md, three seeds of the studies and a real H200 beside us, and
+README's table of this H200.
 
 `make studies` leaves the results of seed N in a folder NAME-N. The second table needs no folder: it
 simulates the requests of the real runs in tests/data/h200-2026-11-26, which takes a second.
@@ -15,12 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from paths import ROOT
+from result_lines import markdown_table
 
 from forebay.analysis.compare.figures import figures
 from forebay.analysis.experiments.result import Column, cells_of
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.run import RunData
+from forebay.analysis.statistics.quantiles import finite, percentile_table
 from forebay.proxy.cli import main
 
 SEEDS = (0, 1, 2)
@@ -38,6 +42,14 @@ SERVER = (
 FLAGS = {"direct-4": (), "flag-direct-4": ("--long-prefill-token-threshold", "2048")}
 WORDS = {"direct-4": "default flags", "flag-direct-4": "`--long-prefill-token-threshold 2048`"}
 STALLED_S = 0.5  # as in `hol --fleet`
+PROXY = "a435a73"  # Forebay's commit in both runs through it
+RUNS = {
+    "direct-4": "vLLM alone, default flags",
+    "forebay-4": f"Forebay {PROXY}, default flags",
+    "flag-direct-4": f"vLLM alone, {WORDS['flag-direct-4']}",
+    "flag-forebay-4": f"Forebay {PROXY}, told of that flag",
+}
+TARGETS_S = {"chat": 2.0, "document": 15.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,7 @@ class Measured:
     """Times (s) and shares of the chats and documents of t4.jsonl, in a single run."""
 
     chat_p50_s: float
-    chat_p99_s: float
+    chat_p90_s: float
     document_max_s: float
     tpot_p50_s: float
     stall_max_s: float
@@ -120,7 +132,7 @@ def _measured(run: RunData) -> Measured:
     chat, document = (figures(run, name, (), 0).latency for name in ("chat", "document"))
     stalls = run.numbers["stall_s"][run.rows("chat", "ok")]
     whole = figures(run, None, (), 0)
-    told = (chat["ttft"].values["p50"], chat["ttft"].values["p99"], document["ttft"].max,
+    told = (chat["ttft"].values["p50"], chat["ttft"].values["p90"], document["ttft"].max,
             chat["tpot"].values["p50"], float(np.nanmax(stalls)),
             float(np.mean(stalls > STALLED_S)), whole.attainment)  # fmt: skip
     return Measured(*(float("nan") if value is None else value for value in told))
@@ -141,7 +153,7 @@ def _simulated(name: str, folder: Path) -> RunData:
 def h200_table() -> str:
     """The same requests on a real H200 and simulated, without a proxy."""
     columns = (
-        Column("chat_p50_s", "chats' TTFT p50"), Column("chat_p99_s", "p99"),
+        Column("chat_p50_s", "chats' TTFT p50"), Column("chat_p90_s", "p90"),
         Column("document_max_s", "documents' longest TTFT"),
         Column("tpot_p50_s", "chats' TPOT p50"),
         Column("stall_max_s", "longest stall of a chat"),
@@ -160,3 +172,28 @@ def h200_table() -> str:
         cells = cells_of(column, [getattr(run, column.key) for run in runs])
         lines.append(f"| {column.heading} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def real_runs() -> str:
+    """README's table: vLLM on a real H200, alone and behind Forebay, one run each."""
+    heads = ("seconds to the first token", "chats", "p50", "p90", "longest", "documents",
+             "shortest to longest", "in time, %", "rejected")  # fmt: skip
+    rows = []
+    for name, label in RUNS.items():
+        columns = ["bucket", "ttft_response_s", "outcome"]
+        listed = pq.read_table(REAL / name / "requests.parquet", columns=columns).to_pylist()
+        of = {
+            bucket: np.array([row["ttft_response_s"] for row in listed if row["bucket"] == bucket],
+                             dtype=np.float64)
+            for bucket in TARGETS_S
+        }  # fmt: skip
+        chats = percentile_table(of["chat"])
+        documents = np.sort(finite(of["document"]))
+        met = sum(int((of[bucket] <= most_s).sum()) for bucket, most_s in TARGETS_S.items())
+        rows.append(
+            (label, str(len(of["chat"])), f"{chats.values['p50']:.2f}",
+             f"{chats.values['p90']:.2f}", f"{chats.max:.2f}", str(len(of["document"])),
+             f"{documents[0]:.1f} to {documents[-1]:.1f}", f"{100 * met / len(listed):.1f}",
+             str(sum(row["outcome"] == "rejected" for row in listed)))
+        )  # fmt: skip
+    return markdown_table(heads, rows)
