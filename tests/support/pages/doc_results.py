@@ -11,7 +11,7 @@ from typing import Any
 
 import headline
 from arena_policies import FOREBAY, MODELS
-from cases_page import NAMES
+from cases_page import FEWEST, NAMES
 from headline import SAME, SECONDS, SEEDS, SPLIT, SUSTAINED, Cell, best_other
 from paths import RESULTS
 from result_lines import markdown_table
@@ -241,6 +241,8 @@ def scheduler_cases() -> str:
             continue
         shown = [
             " / ".join("-" if (v := of[name][key]) is None else f"{v:.{places}f}" for name in order)
+            if of["class"]["requests"] >= FEWEST or "p99" not in key
+            else "-"
             for key, places in (("in_time", 1), ("chat_p99", 2), ("long_p99", 1), ("e2e_p50_s", 1))
         ]
         rows.append((f"{case} {load:g}", *shown))
