@@ -84,6 +84,7 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
         "prompt_tokens_sent": backend.sent_prompt_tokens,
         "prefill_cost": {
             "observations": backend.cost.observations,
+            "proven_tokens": round(backend.cost.proven_tokens),
             "relative_error": round(backend.cost.error.at(1.0), 3),
             "seconds_10k_tokens": round(backend.cost.predict_s(10_000, 10_000), 4),
             "seconds_100k_tokens": round(backend.cost.predict_s(100_000, 100_000), 4),

@@ -197,7 +197,7 @@ class Backends:
         if drained == link.drained:
             return
         link.drained = drained
-        what = "gets no new work" if drained else "takes work again"
+        what = "is draining: it gets no new work" if drained else "takes work again"
         self._say(LogEvent.BACKEND_DRAINING, f"backend {name} {what}", name)
         if drained:
             link.up = False

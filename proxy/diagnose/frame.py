@@ -1,13 +1,11 @@
 """Compute one frame of `forebay top` from two readings of the admin port."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from forebay.proxy.diagnose.scene import MetricSample, Scene
 
-TTFT = "forebay_time_to_first_token_seconds"
 REASONS = "forebay_waiting_requests"
 AGE = "forebay_snapshot_age_seconds"
 
@@ -51,25 +49,38 @@ class BackendLine:
 
 @dataclass(frozen=True, slots=True)
 class BucketLine:
-    """One length bucket, with times and rates between the two readings."""
+    """One length bucket, with rates between the two readings.
+
+    `left` and the times to first token are of the last minute. A request whose client left before
+    its first token has no such time.
+    """
 
     name: str
     waiting: int
     requests_per_s: float
     rejected_per_s: float
+    left: int
     ttft_p50_s: float | None
     ttft_p99_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class NameLine:
-    """One model or tenant, with rates of the last minute. `share`: of the minute's requests."""
+    """One model or tenant in the last minute.
+
+    Attributes:
+        share: its part of the minute's requests.
+        left: requests whose clients left before the first token.
+        failed: requests that got another error than a rejection.
+    """
 
     name: str
     requests_per_s: float
     share: float
     prompt_tokens_per_s: float
     rejected_per_s: float
+    left: int
+    failed: int
     ttft_p50_s: float | None
     ttft_p95_s: float | None
 
@@ -116,7 +127,7 @@ def frame_of(now: TimedScene, before: TimedScene | None = None) -> Frame:
         shedding=max((status["shedding_classes"] for status in statuses), default=0),
         workers=len(now.scene.status.get("workers", ())),
         backends=[_backend(name, now.scene, change) for name in now.scene.backends()],
-        buckets=_buckets(now.scene, change),
+        buckets=_buckets(now, change),
         waits=_waits(now.scene),
         models=_named(now.minute, "models"),
         tenants=_named(now.minute, "tenants"),
@@ -140,30 +151,6 @@ class Change:
         before = self._before.total(name, **labels) if self._before else 0.0
         return total - before if total >= before else total
 
-    def quantile(self, name: str, share: float, **labels: str) -> float | None:
-        """Return a quantile of a histogram, or None without observations."""
-        bounds = {s.labels["le"] for s in self._now.matching(f"{name}_bucket", labels)}
-        return quantile_of(
-            ((float(le), self.gain(f"{name}_bucket", le=le, **labels)) for le in bounds), share
-        )
-
-
-def quantile_of(buckets: Iterable[tuple[float, float]], share: float) -> float | None:
-    """Return a quantile as Prometheus computes it: evenly spread within a bucket.
-
-    Args:
-        buckets: upper bounds, and observations at or below each.
-    """
-    ordered = sorted(buckets)
-    if not ordered or ordered[-1][1] <= 0:
-        return None
-    rank, low, below = share * ordered[-1][1], 0.0, 0.0
-    for bound, count in ordered:
-        if count >= rank and count > below:
-            return low if bound == inf else low + (bound - low) * (rank - below) / (count - below)
-        low, below = bound, count
-    return low
-
 
 def _backend(name: str, scene: Scene, change: Change) -> BackendLine:
     mine = [b for status in scene.statuses() for b in status["backends"] if b["name"] == name]
@@ -184,19 +171,21 @@ def _backend(name: str, scene: Scene, change: Change) -> BackendLine:
     )
 
 
-def _buckets(scene: Scene, change: Change) -> list[BucketLine]:
+def _buckets(now: TimedScene, change: Change) -> list[BucketLine]:
     waiting: dict[str, int] = {}
-    for status in scene.statuses():
+    for status in now.scene.statuses():
         for name, count in status["queued"].items():
             waiting[name] = waiting.get(name, 0) + count
+    last = {entry["name"]: entry for entry in now.minute.get("buckets", ())}
     return [
         BucketLine(
             name=name,
             waiting=count,
             requests_per_s=change.per_s("forebay_responses_total", bucket=name),
             rejected_per_s=change.per_s("forebay_rejects_total", bucket=name),
-            ttft_p50_s=change.quantile(TTFT, 0.5, bucket=name),
-            ttft_p99_s=change.quantile(TTFT, 0.99, bucket=name),
+            left=last[name]["left"] if name in last else 0,
+            ttft_p50_s=last[name]["ttft_p50_s"] if name in last else None,
+            ttft_p99_s=last[name]["ttft_p99_s"] if name in last else None,
         )
         for name, count in waiting.items()
     ]
@@ -214,6 +203,8 @@ def _named(minute: Mapping[str, Any], kind: str) -> list[NameLine]:
             share=entry["requests"] / total,
             prompt_tokens_per_s=entry["prompt_tokens"] / seconds,
             rejected_per_s=entry["rejected"] / seconds,
+            left=entry["left"],
+            failed=entry["failed"],
             ttft_p50_s=entry["ttft_p50_s"],
             ttft_p95_s=entry["ttft_p95_s"],
         )

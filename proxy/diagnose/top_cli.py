@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table
 
-    from forebay.proxy.diagnose.frame import Frame, NameLine, TimedScene
+    from forebay.proxy.diagnose.frame import BucketLine, Frame, NameLine, TimedScene
 
 EXAMPLE = """Show a running proxy in the terminal, renewed each second; q ends it.
 
-Rates and times to first token are those of the last minute, or --since, in steps of half
-a minute at first. Models and tenants are shown with their last minute. Without a terminal,
-one frame is printed, as with --once.
+Rates are those of the last minute, or --since, in steps of half a minute at first. All else
+is of the last minute: times to first token (TTFT) of the requests that were answered, clients
+that left before it, models and tenants. Without a terminal, one frame is printed, as with
+--once.
 
 Example:
 
@@ -196,24 +197,29 @@ def _backends(frame: "Frame") -> "RenderableType":
 
 
 def _buckets(frame: "Frame") -> "RenderableType":
-    table = _table("bucket", "waiting", "req/s", "rejected/s", "TTFT p50", "TTFT p99")
-    table.title = f"Over {long_time(frame.over_s)}"
+    table = _table("bucket", "waiting", "req/s", "rejected/s", "left", "TTFT p50", "TTFT p99")
+    table.title = (
+        f"Rates over {long_time(frame.over_s)}; TTFT of the last minute{_answered(frame.buckets)}"
+    )
     for line in frame.buckets:
         table.add_row(
             line.name,
             str(line.waiting),
             f"{line.requests_per_s:.2f}",
             f"{line.rejected_per_s:.2f}",
+            str(line.left),
             short_time(line.ttft_p50_s),
             short_time(line.ttft_p99_s),
-            style="yellow" if line.rejected_per_s else None,
+            style="yellow" if line.rejected_per_s or line.left else None,
         )
     return table
 
 
 def _named(kind: str, lines: "Sequence[NameLine]") -> "RenderableType":
-    table = _table(kind, "req/s", "share", "tokens/s", "TTFT p50", "TTFT p95", "rejected/s")
-    table.title = f"{kind.capitalize()}s, last minute"
+    table = _table(
+        kind, "req/s", "share", "tokens/s", "TTFT p50", "TTFT p95", "rejected/s", "left", "failed"
+    )
+    table.title = f"{kind.capitalize()}s, last minute{_answered(lines)}"
     for line in lines[:MOST_NAMES]:
         table.add_row(
             line.name,
@@ -223,9 +229,16 @@ def _named(kind: str, lines: "Sequence[NameLine]") -> "RenderableType":
             short_time(line.ttft_p50_s),
             short_time(line.ttft_p95_s),
             f"{line.rejected_per_s:.2f}",
-            style="yellow" if line.rejected_per_s else None,
+            str(line.left),
+            str(line.failed),
+            style="yellow" if line.rejected_per_s or line.left or line.failed else None,
         )
     return table
+
+
+def _answered(lines: "Sequence[BucketLine | NameLine]") -> str:
+    """Say that clients left, so that only other requests have a time to first token."""
+    return "; TTFT: answered requests only" if any(line.left for line in lines) else ""
 
 
 def _table(*columns: str) -> "Table":

@@ -56,7 +56,7 @@ class Telemetry:
         self._ids.free(record.upstream_id)
         self._metrics.finished(record, status, now)
         if record.request is not None:
-            self._receipts.answered(record.request.id, status, record.reason)
+            self._receipts.answered(record.request.id, status, record.reason, record.model)
         self._access.finished(record, status, now)
         self._rejections.finished(record, now)
         if self._capture is not None:

@@ -3,8 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ADDED = ("requests", "rejected", "prompt_tokens")
-LARGEST = ("ttft_p50_s", "ttft_p95_s")  # quantiles cannot be added: the largest of a worker stands
+ADDED = ("requests", "rejected", "left", "failed", "prompt_tokens")
+LARGEST = (
+    "ttft_p50_s",
+    "ttft_p95_s",
+    "ttft_p99_s",
+)  # quantiles cannot be added: the largest of a worker stands
 
 
 def added_up(histories: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class Receipt:
         predicted_s: predicted seconds from the last dispatch to the first token.
         engine_tokens: its prompt as the engine counts.
         would: the record that mode shape would have written, where requests are only observed.
-        status, reason: the answer that the client got, reported by the relay.
+        status, reason, model: the answer that the client got, and the model that it named,
+            reported by the relay.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class Receipt:
         "limit",
         "matched_tokens",
         "max_wait_s",
+        "model",
         "options",
         "output_tokens",
         "predicted_s",
@@ -132,6 +134,7 @@ class Receipt:
         self.hindsight = ""
         self.status = 0
         self.reason = ""
+        self.model = ""
         self.would: Receipt | None = None
 
     def step(self, at: float, kind: str, backend: str = "", why: str = "") -> None:
@@ -233,9 +236,10 @@ class Receipts:
         matches += [r for r in self.under_way.values() if r.id.rpartition("/")[0] == name]
         return sorted(reversed(matches), key=lambda match: -match.arrived_at)
 
-    def answered(self, request_id: str, status: int, reason: str) -> None:
-        """Note the answer that the client got."""
+    def answered(self, request_id: str, status: int, reason: str, model: str) -> None:
+        """Note the answer that the client got, and the model that it named."""
         receipt = self.find(request_id)
         if receipt is not None:
             receipt.status = status
             receipt.reason = reason
+            receipt.model = model

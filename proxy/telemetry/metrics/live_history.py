@@ -13,7 +13,7 @@ from typing import Any, get_args
 from forebay.proxy.core.model import RejectReason
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
-from forebay.proxy.telemetry.record import RequestRecord
+from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 EVERY_S = 5.0
 KEPT_S = 900.0
@@ -27,42 +27,69 @@ LEAST_S, MOST_S, WIDER = 0.001, 1_000.0, 1.1
 
 
 class Tally:
-    """Counts of one sample for one bucket, tenant or model."""
+    """Counts of one sample for one bucket, tenant or model.
 
-    __slots__ = ("first_tokens", "prompt_tokens", "rejected", "requests")
+    Attributes:
+        left: requests whose clients left before the first token.
+        failed: requests that got another error than a rejection.
+        longest_s: the longest time to first token.
+    """
+
+    __slots__ = (
+        "failed",
+        "first_tokens",
+        "left",
+        "longest_s",
+        "prompt_tokens",
+        "rejected",
+        "requests",
+    )
 
     def __init__(self) -> None:
         self.requests = 0
         self.rejected = 0
+        self.left = 0
+        self.failed = 0
         self.prompt_tokens = 0
+        self.longest_s = 0.0
         self.first_tokens: Counter[int] = Counter()  # by class
 
     def first_token(self, ttft_s: float) -> None:
+        self.longest_s = max(self.longest_s, ttft_s)
         within_s = min(max(ttft_s, LEAST_S), MOST_S)
         self.first_tokens[int(log(within_s / LEAST_S) / log(WIDER))] += 1
 
     def add(self, other: "Tally") -> None:
         self.requests += other.requests
         self.rejected += other.rejected
+        self.left += other.left
+        self.failed += other.failed
+        self.longest_s = max(self.longest_s, other.longest_s)
         self.prompt_tokens += other.prompt_tokens
         self.first_tokens.update(other.first_tokens)
 
     def ttft_s(self, share: float) -> float | None:
-        """Return a quantile of the times to first token, within 5 %, or None without any."""
+        """Return a quantile of the times to first token, within 5 %, or None without any.
+
+        It is never above the longest time.
+        """
         rank, below = share * self.first_tokens.total(), 0
         for at, count in sorted(self.first_tokens.items()):
             below += count
             if below >= rank:
-                return round(LEAST_S * float(WIDER ** (at + 0.5)), 4)
+                return round(min(LEAST_S * float(WIDER ** (at + 0.5)), self.longest_s), 4)
         return None
 
     def fields(self) -> dict[str, Any]:
         return {
             "requests": self.requests,
             "rejected": self.rejected,
+            "left": self.left,
+            "failed": self.failed,
             "prompt_tokens": self.prompt_tokens,
             "ttft_p50_s": self.ttft_s(0.5),
             "ttft_p95_s": self.ttft_s(0.95),
+            "ttft_p99_s": self.ttft_s(0.99),
         }
 
 
@@ -112,15 +139,19 @@ class LiveHistory:
         for tally in self._now.of(record):
             tally.first_token(ttft_s)
 
-    def finished(self, record: RequestRecord) -> None:
-        """A request has been answered, or its client has left."""
+    def finished(self, record: RequestRecord, status: int) -> None:
+        """A request has been answered, or its client has left (CLIENT_GONE)."""
         rejected = record.reason in REJECTED
+        left = status == CLIENT_GONE and record.first_token_at is None
+        failed = 400 <= status != CLIENT_GONE and not rejected
         tokens = record.prompt_tokens or record.estimated_tokens
         if not tokens and record.request is not None:
             tokens = record.request.prompt_tokens  # as estimated on arrival
         for tally in self._now.of(record):
             tally.requests += 1
             tally.rejected += rejected
+            tally.left += left
+            tally.failed += failed
             tally.prompt_tokens += tokens
 
     def take(self, now: float) -> None:

@@ -278,7 +278,7 @@ class ProxyMetrics:
         self.answers.of[bucket, label].inc()
         self._tenants.of[self.tenant_labels.label(record.tenant), label].inc()
         if self.history is not None:
-            self.history.finished(record)
+            self.history.finished(record, status)
         if not record.operation or record.sent_at is None:
             return
         operation = record.operation

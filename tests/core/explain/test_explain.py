@@ -312,7 +312,7 @@ class TestWays:
         made.first_token("a", 1.25)
         made.used("a", 40, 2.0, 1_024, 1_100)
         made.finish("a", 2.0)
-        made.recorder.receipts.answered("a", 200, "")
+        made.recorder.receipts.answered("a", 200, "", "m")
         said = receipt_fields(receipt_of(made, "a"), 9.0, 100)
         assert said["state"] == "ended"
         assert said["age_s"] == 8.0

@@ -94,7 +94,10 @@ async def test_a_drained_backend_empties_and_comes_back() -> None:
             for event, line in zip(on.said.events, on.said, strict=True)
             if event[0] is LogEvent.BACKEND_DRAINING
         ]
-        assert lines == ["backend b0 gets no new work", "backend b0 takes work again"]
+        assert lines == [
+            "backend b0 is draining: it gets no new work",
+            "backend b0 takes work again",
+        ]
         status, answer = await tell(on, "/backends/nobody/drain")
         assert (status, answer["error"]["code"]) == (404, "unknown_backend")
         assert "There are: b0, b1." in answer["error"]["message"]

@@ -12,7 +12,7 @@ from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.log_events import LogEvent
 from forebay.proxy.telemetry.metrics.live_history import MOST_NAMES, OTHERS, LiveHistory
 from forebay.proxy.telemetry.recent_events import MOST, RecentEvents
-from forebay.proxy.telemetry.record import RequestRecord
+from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 from forebay.proxy.workers.worker_histories import added_up
 
 
@@ -42,10 +42,10 @@ def test_a_flood_is_seen_by_tenant_and_over_time() -> None:
         clock.now = second + 4.0
         for _ in range(2):
             history.first_token(of("good"), 0.1)
-            history.finished(of("good"))
+            history.finished(of("good"), 200)
         if 600 <= second < 700 or second >= 880:
             for _ in range(8):
-                history.finished(of("acme", reason="queue_full"))
+                history.finished(of("acme", reason="queue_full"), 429)
         clock.now = second + 5.0
         history.take(clock.now)
     told = history.fields()
@@ -70,7 +70,7 @@ def test_the_history_stays_bounded() -> None:
     for second in range(5_000):
         clock.now = float(second)
         for number in range(30):
-            history.finished(of(f"t{second % 7}-{number}", model=f"m{number}"))
+            history.finished(of(f"t{second % 7}-{number}", model=f"m{number}"), 200)
         if second % 5 == 0:
             history.take(clock.now)
     told = history.fields()
@@ -94,8 +94,34 @@ def test_times_are_within_five_percent() -> None:
     told = {
         bucket["name"]: bucket["ttft_p50_s"] for bucket in history.fields()["minute"]["buckets"]
     }
-    assert told["b"] == pytest.approx(0.001, rel=0.06)
+    assert told["b"] == 0.0
     assert told["c"] == pytest.approx(1_000, rel=0.06)
+
+
+def test_no_quantile_is_above_the_longest_time() -> None:
+    history, clock = made()
+    for _ in range(3):
+        clock.now += 5.0
+        history.take(clock.now)
+        for ttft_s in (0.3, 1.06):
+            history.first_token(of(), ttft_s)
+    (told,) = history.fields()["minute"]["buckets"]
+    assert told["ttft_p99_s"] == told["ttft_p95_s"] == 1.06
+    assert told["ttft_p50_s"] == pytest.approx(0.3, rel=0.05)
+
+
+def test_clients_that_left_and_other_errors_are_counted() -> None:
+    history, _ = made()
+    stopped = of("acme")
+    stopped.first_token_at = 1.0
+    history.finished(of("acme"), CLIENT_GONE)
+    history.finished(stopped, CLIENT_GONE)  # it has seen its first token
+    history.finished(of("acme", reason="queue_full"), 429)
+    history.finished(of("acme"), 404)
+    history.finished(of("acme"), 200)
+    (told,) = history.fields()["minute"]["tenants"]
+    counts = {key: told[key] for key in ("requests", "rejected", "left", "failed")}
+    assert counts == {"requests": 5, "rejected": 1, "left": 1, "failed": 1}
 
 
 def test_events_are_kept_and_said() -> None:
@@ -133,8 +159,9 @@ async def test_the_admin_port_has_it() -> None:
 
 def test_workers_are_added_up() -> None:
     def worker(requests: int, p95_s: float | None, age_s: float) -> dict[str, Any]:
-        line = {"name": "m", "requests": requests, "rejected": 1, "prompt_tokens": 10,
-                "ttft_p50_s": None, "ttft_p95_s": p95_s}  # fmt: skip
+        line = {"name": "m", "requests": requests, "rejected": 1, "left": 2, "failed": 3,
+                "prompt_tokens": 10, "ttft_p50_s": None, "ttft_p95_s": p95_s,
+                "ttft_p99_s": p95_s}  # fmt: skip
         minute = {"seconds": 60.0, "buckets": [line], "tenants": [], "models": [line]}
         return {"every_s": 5.0, "kept_s": 900.0, "samples": [], "minute": minute,
                 "events": [{"age_s": age_s, "event": "backend_up"}]}  # fmt: skip
@@ -142,4 +169,5 @@ def test_workers_are_added_up() -> None:
     told = added_up({0: worker(5, None, 9.0), 1: worker(5, 0.5, 3.0), 2: worker(1, 0.2, 6.0)})
     (model,) = told["minute"]["models"]
     assert (model["requests"], model["rejected"], model["ttft_p95_s"]) == (11, 3, 0.5)
+    assert (model["left"], model["failed"], model["ttft_p99_s"]) == (6, 9, 0.5)
     assert [event["worker"] for event in told["events"]] == [1, 2, 0]

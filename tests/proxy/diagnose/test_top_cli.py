@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import inf
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from rich.console import Console
 from stages.proxy_stage import on_stage
 
 from forebay.proxy.cli import main
-from forebay.proxy.diagnose.frame import TimedScene, earlier, frame_of, quantile_of
+from forebay.proxy.diagnose.frame import TimedScene, earlier, frame_of
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.proxy.diagnose.top_cli import rendered
 
@@ -47,31 +46,12 @@ def sample(name: str, value: float, **labels: str) -> MetricSample:
 
 
 def counters(scale: float) -> list[MetricSample]:
-    ttft = [("0.1", 50.0), ("1.0", 99.0), ("+Inf", 100.0)]
     return [
         sample("responses_total", 100.0 * scale, bucket="chat", status="200"),
         sample("rejects_total", 10.0 * scale, bucket="chat", reason="queue_full"),
         sample("backend_requests_total", 90.0 * scale, backend="gpu0", bucket="chat"),
         sample("waiting_requests", 2.0, backend="gpu0", bucket="document", reason="kv_full"),
-        *(sample("time_to_first_token_seconds_bucket", n * scale, bucket="chat", le=le)
-          for le, n in ttft),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("buckets", "share", "found"),
-    [
-        ([], 0.5, None),
-        ([(1.0, 0.0), (inf, 0.0)], 0.5, None),
-        ([(1.0, 10.0), (2.0, 20.0), (inf, 20.0)], 0.5, 1.0),
-        ([(1.0, 10.0), (2.0, 20.0), (inf, 20.0)], 0.75, 1.5),
-        ([(inf, 20.0), (1.0, 10.0), (2.0, 10.0)], 0.99, 2.0),  # beyond the last bound
-    ],
-)
-def test_quantiles_as_prometheus_has_them(
-    buckets: list[tuple[float, float]], share: float, found: float | None
-) -> None:
-    assert quantile_of(buckets, share) == found
+    ]
 
 
 def test_rates_are_those_between_two_readings() -> None:
@@ -82,8 +62,6 @@ def test_rates_are_those_between_two_readings() -> None:
     frame = frame_of(now, before)
     chat, document = frame.buckets
     assert (frame.over_s, chat.requests_per_s, chat.rejected_per_s) == (10.0, 20.0, 2.0)
-    assert chat.ttft_p50_s == pytest.approx(0.1)
-    assert chat.ttft_p99_s == pytest.approx(1.0)
     assert (document.waiting, document.ttft_p99_s) == (2, None)
     assert frame.backends[0].requests_per_s == 18.0
     assert frame.waits == [(2, "document", "gpu0", "kv_full")]
@@ -137,15 +115,17 @@ async def test_a_frame_of_a_running_proxy() -> None:
         async with on.client.get(f"{on.proxy.admin_url}/status") as response:
             told = await response.json()
         samples = samples_of(on.proxy.metrics.text().decode())
-        frame = frame_of(TimedScene(0.0, Scene(told, [], samples)))
+        async with on.client.get(f"{on.proxy.admin_url}/history") as response:
+            last = (await response.json())["minute"]
+        frame = frame_of(TimedScene(0.0, Scene(told, [], samples), last))
         assert [one.name for one in frame.backends] == ["b0"]
         assert frame.buckets[0].requests_per_s * frame.over_s == pytest.approx(3.0)
         assert frame.buckets[0].ttft_p50_s is not None
 
 
 def minute() -> dict[str, Any]:
-    line = {"requests": 60, "rejected": 30, "prompt_tokens": 60_000, "ttft_p50_s": 0.2,
-            "ttft_p95_s": 1.5}  # fmt: skip
+    line = {"requests": 60, "rejected": 30, "left": 7, "failed": 9, "prompt_tokens": 60_000,
+            "ttft_p50_s": 0.2, "ttft_p95_s": 1.5, "ttft_p99_s": 1.9}  # fmt: skip
     return {"seconds": 60.0, "buckets": [{**line, "name": "chat"}],
             "models": [{**line, "name": "llama"}],
             "tenants": [{**line, "name": "acme"}]}  # fmt: skip
@@ -154,12 +134,16 @@ def minute() -> dict[str, Any]:
 def test_models_and_tenants_are_named() -> None:
     frame = frame_of(TimedScene(0.0, Scene(status(), [], []), minute()))
     (acme,) = frame.tenants
+    assert (acme.left, acme.failed) == (7, 9)
+    chat, document = frame.buckets
+    assert (chat.left, chat.ttft_p50_s, chat.ttft_p99_s) == (7, 0.2, 1.9)
+    assert (document.left, document.ttft_p50_s) == (0, None)
     assert (acme.name, acme.requests_per_s, acme.share, acme.rejected_per_s) == ("acme", 1, 1, 0.5)
     console = Console(width=80, highlight=False)
     with console.capture() as captured:
         console.print(rendered(frame, ADMIN))
     text = captured.get()
-    assert "Models, last minute" in text
+    assert "Models, last minute; TTFT: answered requests only" in text
     assert "acme" in text
     assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
 
