@@ -14,7 +14,7 @@ from aiohttp import web
 from forebay.proxy.admin.backend_facts import backend_facts
 from forebay.proxy.admin.preview import preview_fields
 from forebay.proxy.admin.request_list import BAD_QUERY, BadQuery, listed
-from forebay.proxy.admin.watch import Watch
+from forebay.proxy.admin.watch import RECENT_S, Watch
 from forebay.proxy.app import App
 from forebay.proxy.diagnose.receipt_text import receipt_fields
 from forebay.proxy.http1 import errors
@@ -144,7 +144,8 @@ class Admin:
         try:
             buckets = self._driver.shaper.buckets
             fields = listed(self._receipts, query_of(request), now, buckets)
-            fields["findings"] = self._watch.findings()
+            since_s = RECENT_S if fields["since_s"] is None else fields["since_s"]
+            fields["findings"] = self._watch.findings(min(RECENT_S, since_s))
         except BadQuery as error:
             body = error_body(str(error), CLIENT, BAD_QUERY)
             return web.Response(status=400, body=body, content_type="application/json")

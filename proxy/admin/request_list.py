@@ -1,21 +1,29 @@
 """List the requests that ended recently: the slowest, or the rejected requests.
 
 Each row is made from a receipt: when, where, how long, the predicted time, and the main reason.
+`outcomes` adds up the receipts for `forebay doctor`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
+from itertools import takewhile
 from math import inf
 from typing import Any, Literal, cast, get_args
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
+from forebay.proxy.core.learn.cost import features
 from forebay.proxy.diagnose.receipt_text import main_reason
+from forebay.proxy.http1.errors import upstream_error
+from forebay.proxy.telemetry.record import CLIENT_GONE
 
 Order = Literal["slowest", "rejected"]
 MOST_ROWS = 100
 DEFAULT_ROWS = 10
 BAD_QUERY = "bad_query"  # code of the error on the admin port
+MOST_COUNTED = 2_000  # receipts that one look adds up, in about 5 ms
+COMPARED = 1_000  # tokens; the speeds of backends are compared for ten times as many
+UPSTREAM_ERROR = upstream_error().code
 
 
 class BadQuery(ValueError):
@@ -42,14 +50,11 @@ def listed(
     if bucket and bucket not in known_buckets:
         raise BadQuery(f"bucket: give one of {', '.join(sorted(known_buckets - {''}))}")
     # Choose the receipts first, because only shown receipts need rows.
-    recent = [
-        receipt
-        for receipt in receipts.ended.values()
-        if now - receipt.ended_at <= since_s and bucket in ("", receipt.bucket)
-    ]
+    recent = [r for r in ended_within(receipts, since_s, now) if bucket in ("", r.bucket)]
     rows = [_row(receipt, now) for receipt in _first(recent, by, count)]
     return {
         "by": by,
+        "since_s": since_s if since_s < inf else None,
         "remembered": len(receipts.ended),
         "kept": receipts.keep,
         "considered": len(recent),
@@ -57,8 +62,90 @@ def listed(
         "by_tenant": by_count(
             Counter(r.tenant for r in recent if r.tenant and r.state == "refused")
         ),
+        "outcomes": outcomes(recent),
         "requests": ordered(rows, cast(Order, by), count),
     }
+
+
+def ended_within(receipts: Receipts, since_s: float, now: float) -> list[Receipt]:
+    """Return the receipts that ended in the last `since_s`, the latest last."""
+    latest_first = reversed(receipts.ended.values())
+    return list(takewhile(lambda receipt: now - receipt.ended_at <= since_s, latest_first))[::-1]
+
+
+def outcomes(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Return sums and lists of the ends of requests, by tenant and by backend.
+
+    `left_after_s` has the waits of clients that left before the first token, `errors` the 4xx
+    answers of servers by tenant, model and status. Of a backend, `slowness` has observed over
+    usual seconds of first tokens, by prompts whose cache hit is known and at least `COMPARED`
+    tokens to compute, and `ended_after_s` the silence before answers that ended without a byte.
+    """
+    tenants: dict[str, dict[str, Any]] = {}
+    errors: Counter[tuple[str, str, int]] = Counter()
+    backends: dict[str, dict[str, list[float]]] = {}
+    for receipt in receipts[-MOST_COUNTED:]:
+        tenant = tenants.setdefault(receipt.tenant, {"requests": 0, "left_after_s": []})
+        tenant["requests"] += 1
+        if receipt.state == "left" or (
+            receipt.status == CLIENT_GONE and receipt.first_token_at < 0.0
+        ):
+            tenant["left_after_s"].append(round(receipt.ended_at - receipt.arrived_at, 3))
+        elif receipt.state == "ended" and 400 <= receipt.status < 500:
+            errors[receipt.tenant, receipt.model, receipt.status] += 1
+        for name, silence_s in _failed_after_s(receipt):
+            _lists(backends, name)["ended_after_s"].append(round(silence_s, 3))
+        if (slowness := _slowness(receipt)) is not None:
+            _lists(backends, receipt.backend)["slowness"].append(round(slowness, 3))
+    return {
+        "tenants": tenants,
+        "errors": [[*key, count] for key, count in errors.most_common(MOST_ROWS)],
+        "backends": backends,
+    }
+
+
+def outcomes_of_all(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the outcomes of several workers, added up."""
+    errors: Counter[tuple[str, str, int]] = Counter()
+    added: dict[str, Any] = {"tenants": {}, "backends": {}}
+    for part in parts:
+        for tenant, model, status, count in part["errors"]:
+            errors[tenant, model, status] += count
+        for kind, names in added.items():
+            for name, values in part[kind].items():
+                before = names.setdefault(name, {})
+                for key, value in values.items():
+                    before[key] = before[key] + value if key in before else value
+    return {**added, "errors": [[*key, count] for key, count in errors.most_common(MOST_ROWS)]}
+
+
+def _lists(backends: dict[str, dict[str, list[float]]], name: str) -> dict[str, list[float]]:
+    return backends.setdefault(name, {"slowness": [], "ended_after_s": []})
+
+
+def _failed_after_s(receipt: Receipt) -> Iterator[tuple[str, float]]:
+    """Yield each backend that failed before the first byte, and how long it was silent."""
+    sent_at = receipt.arrived_at
+    for step in receipt.steps:
+        if step.kind == "sent":
+            sent_at = step.at
+        elif step.kind == "failed":
+            yield step.backend, step.at - sent_at
+    if receipt.state == "ended" and receipt.reason == UPSTREAM_ERROR:
+        yield receipt.backend, receipt.ended_at - sent_at
+
+
+def _slowness(receipt: Receipt) -> float | None:
+    """Return observed over usual seconds to the first token, or None if the work is not known."""
+    if receipt.first_token_at < 0.0 or receipt.tries != 1:
+        return None
+    if receipt.cached_tokens < 0 and receipt.matched_tokens:
+        return None  # its cache hit was only believed
+    tokens = receipt.engine_tokens or receipt.prompt_tokens
+    uncached = tokens - max(0, receipt.cached_tokens)
+    if uncached < COMPARED:
+        return None
+    return (receipt.first_token_at - receipt.sent_at) / sum(features(uncached, tokens))
 
 
 def by_count(rejected: "Counter[str]") -> dict[str, int]:

@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from forebay.proxy.admin.backend_facts import backend_facts
+from forebay.proxy.admin.request_list import ended_within, outcomes
 from forebay.proxy.admin.status import status_fields
 from forebay.proxy.app import App
 from forebay.proxy.backends.link import BackendLink
-from forebay.proxy.diagnose.checks import CHECKS, examine
+from forebay.proxy.diagnose.checks import EFFECTS, examine, place_of
 from forebay.proxy.diagnose.doctor.finding import FEW, Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene
 from forebay.proxy.log_events import LogEvent
@@ -29,12 +30,10 @@ WINDOW = 2  # looks: the findings are about the last minute
 OVER_S = 120.0  # without the finding: then it is over
 RECENT_S = 300.0  # `explain` lists the findings of this time
 MOST_ASKED = 16  # backends in one look; a large fleet is asked in turn
-STANDING = frozenset({"long prompts", "mode"})
+STANDING = frozenset({"long prompts"})
 """Checks of the configuration, whose findings are in the log of the start."""
 LOGGED_ELSEWHERE = STANDING | {"backends take work", "rejections", "reloads"}
 """Checks whose faults have log lines of their own."""
-EFFECTS = frozenset({"predictions", "late first tokens", "errors of backends"})
-"""Checks that are logged only while no check finds a cause."""
 
 
 @dataclass(slots=True)
@@ -77,12 +76,12 @@ class Watch:
         fields["findings"] = self.findings(EVERY_S)
         return fields
 
-    def findings(self, seconds: float = RECENT_S) -> list[dict[str, Any]]:
+    def findings(self, seconds: float) -> list[dict[str, Any]]:
         """Return the findings of the last `seconds`, causes first, as JSON."""
         now = self._clock()
         rows = [
-            {"check": f.check, "severity": f.severity, "text": f.text, "remedy": f.remedy,
-             "since_s": round(now - seen.began_at, 1), "age_s": round(now - seen.last_at, 1)}
+            {**asdict(f), "since_s": round(now - seen.began_at, 1),
+             "age_s": round(now - seen.last_at, 1)}
             for seen in self._seen.values()
             if now - seen.last_at <= seconds
             for f in seen.findings
@@ -94,7 +93,7 @@ class Watch:
         scene = await self._scene()
         now = self._clock()
         by_check: dict[str, list[Finding]] = {}
-        for finding in printable_findings(examine(scene)):
+        for finding in printable_findings(f for f in examine(scene) if f.severity != "info"):
             by_check.setdefault(finding.check, []).append(finding)
         for check, findings in by_check.items():
             seen = self._seen.setdefault(check, SeenCheck(findings, now, now))
@@ -133,13 +132,14 @@ class Watch:
         then = self._looks[0]
         self._looks.append(samples)
         before = self._status()
-        scene = Scene(before, [], samples, before, then).recent()
+        ended = ended_within(self._services.receipts, WINDOW * EVERY_S, self._clock())
+        scene = Scene(before, [], samples, before, then, outcomes=outcomes(ended)).recent()
         # An idle proxy does not ask its backends: their answers explain the traffic.
         if scene.total("forebay_responses_total") < FEW:
             return scene
         backends = self._services.backends
         facts = await backend_facts(backends, self._next_few(list(backends.links.values())))
-        return Scene(self._status(), facts, scene.samples, before, [], samples)
+        return replace(scene, status=self._status(), facts=facts, life=samples, _indexes={})
 
     def _next_few(self, links: list[BackendLink]) -> list[BackendLink]:
         """Return the backends whose turn it is to be asked."""
@@ -174,9 +174,8 @@ def printable_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return findings in the order of `forebay doctor`: errors first, then causes."""
-    order = {check: number for number, check in enumerate(CHECKS)}
-    return sorted(rows, key=lambda row: (row["severity"] != "error", order[row["check"]]))
+    """Return findings in the order of `forebay doctor`."""
+    return sorted(rows, key=lambda row: place_of(row["check"], row["severity"]))
 
 
 def of_all_workers(parts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

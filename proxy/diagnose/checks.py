@@ -6,14 +6,16 @@ before effects. Counters cover the window of the scene.
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import Any
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
 from forebay.proxy.diagnose.doctor.around import (
     client_network,
+    clients_left,
+    event_loop,
     heartbeats_only,
     restarts,
     tokenizers,
+    unserved_questions,
 )
 from forebay.proxy.diagnose.doctor.caches import (
     chunks,
@@ -24,32 +26,57 @@ from forebay.proxy.diagnose.doctor.caches import (
 )
 from forebay.proxy.diagnose.doctor.causes import (
     MANY,
-    SOME,
     document_stream,
     floods,
     kv_full,
     rejections,
 )
-from forebay.proxy.diagnose.doctor.finding import FEW, Finding, Found
+from forebay.proxy.diagnose.doctor.finding import (
+    FEW,
+    ORDER,
+    SOME,
+    Finding,
+    Found,
+    Severity,
+)
+from forebay.proxy.diagnose.doctor.servers import (
+    avoided,
+    backend_errors,
+    flags,
+    idle_timeouts,
+    predictions,
+    speeds,
+)
 from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.ground.command_line.messages import SHOWN
 
-SLOWER = 1.5
-"""Factor above the prefill of the fastest backend, on top of the learned error of both, which is a
-fifth after two prompts. Equal GPUs differ by less than a tenth."""
-LEARNED = 2  # prefills from which the learned speed of a backend is compared
-OFF = 1.5  # factor above the predicted time to first token
-LAG_S = "0.02"  # bound of the histogram above which the event loop is late
-FULL = 0.8  # share of the file descriptors
 OLDEST_VLLM = (0, 11)
 
 
 def states(scene: Scene) -> Found:
     """Every backend takes work."""
+    out = list(_out_of_rotation(scene))
+    backends = scene.backends()
+    if any(backend["up"] for backend in backends.values()):
+        yield from out
+        return
+    # One finding for one cause.
+    draining = [name for name, backend in backends.items() if backend["draining"]]
+    whys = [text for _, text, _ in out] + [f"{name} is draining" for name in draining]
+    remedies = [remedy for _, _, remedy in out] + ["take a drained backend back"] * bool(draining)
+    yield (
+        "error",
+        f"no backend takes work, so every request gets 503 ({'; '.join(whys[:SHOWN])})",
+        "; ".join(dict.fromkeys(remedies)) or "start a backend",
+    )
+
+
+def _out_of_rotation(scene: Scene) -> Found:
+    """Yield each backend that takes no work, unless an operator drains it."""
     worst: dict[str, dict[str, object]] = {}
     for backend in (b for status in scene.statuses() for b in status["backends"]):
         if backend.get("state", "up") != "up" and not backend["draining"]:
             worst[backend["name"]] = backend
-    none_up = not any(b["up"] for b in scene.backends().values())
     for name, backend in worst.items():
         state = str(backend["state"])
         text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
@@ -59,55 +86,6 @@ def states(scene: Scene) -> Found:
             if backend.get("reason") == "probes_failed":
                 remedy = "restart it if it hangs; else check that the proxy reaches its URL"
         yield "error" if state == "down" else "warning", f"{text}{backend['why']}", remedy
-    if none_up:
-        yield "error", "no backend takes work: every request gets 503", "start a backend"
-
-
-def speeds(scene: Scene) -> Found:
-    """No backend is much slower than another backend of the same models."""
-    by_models: dict[tuple[str, ...], dict[str, tuple[float, dict[str, Any]]]] = {}
-    for name, b in scene.backends().items():
-        cost = b["prefill_cost"]
-        if cost["observations"] >= LEARNED:
-            costs = by_models.setdefault(tuple(b.get("models") or ()), {})
-            costs[name] = cost["seconds_10k_tokens"], cost
-    for costs in by_models.values():
-        yield from _slow_ones(costs)
-
-
-def _slow_ones(costs: dict[str, tuple[float, dict[str, Any]]]) -> Found:
-    """Compare the seconds for 10,000 tokens of backends that should be equal."""
-    fastest = min(costs, key=lambda name: costs[name][0])
-    least_s, of_fastest = costs[fastest]
-    for name, (takes_s, cost) in costs.items():
-        error = cost["relative_error"] + of_fastest["relative_error"]
-        if takes_s > SLOWER * (1.0 + error) * least_s:
-            yield (
-                "warning",
-                f"{name} needs {takes_s / least_s:.1f} times as long as {fastest} for the same "
-                f"work (10,000 prompt tokens: {takes_s:.2f} and {least_s:.2f} s, learned "
-                f"from {cost['observations']} and {of_fastest['observations']} prefills)",
-                "check its clocks, temperature and other users; a slower kind of GPU is no fault",
-            )
-
-
-def predictions(scene: Scene) -> Found:
-    """First tokens come when they were predicted."""
-    name = "forebay_backend_time_to_first_token_seconds"
-    for backend in scene.backends():
-        count = scene.total(f"{name}_count", backend=backend)
-        real_s = scene.total(f"{name}_sum", backend=backend)
-        predicted_s = scene.total(
-            "forebay_backend_predicted_time_to_first_token_seconds_total", backend=backend
-        )
-        if count >= FEW and real_s > OFF * predicted_s:
-            yield (
-                "warning",
-                f"first tokens of {backend} took {real_s / max(predicted_s, 1e-9):.1f} times as "
-                f"long as predicted ({count:.0f} requests)",
-                "look for other clients of this server, and for flags that the configuration "
-                "does not state (long_prefill_token_threshold, max_concurrency)",
-            )
 
 
 def long_prompts(scene: Scene) -> Found:
@@ -119,12 +97,14 @@ def long_prompts(scene: Scene) -> Found:
     waits = scene.by("forebay_wait_seconds_total", "reason")
     kept_s, all_s = waits.get("reserved_for_chats", 0.0), sum(waits.values())
     now = scene.total("forebay_waiting_requests", reason="reserved_for_chats")
+    severity: Severity = "info"
     if now or kept_s >= max(1.0, MANY * all_s):
+        severity = "warning"
         text += (
             f"; documents waited {kept_s:.1f} s for the backend that is reserved for chats, "
             f"{kept_s / max(all_s, 1e-9):.0%} of all time in the queue; {now:.0f} wait for it now"
         )
-    yield "warning", text, f"{THRESHOLD_REMEDY} at every backend (`forebay fleet up` does both)"
+    yield severity, text, f"{THRESHOLD_REMEDY} at every backend (`forebay fleet up` does both)"
 
 
 def models(scene: Scene) -> Found:
@@ -200,18 +180,6 @@ def preemptions(scene: Scene) -> Found:
             )
 
 
-def backend_errors(scene: Scene) -> Found:
-    """Requests to backends succeed."""
-    for name in scene.backends():
-        kinds = scene.by("forebay_upstream_errors_total", "kind", backend=name)
-        kinds.pop("only_heartbeats", None)  # a finding of its own
-        total, served = sum(kinds.values()), scene.requests(name)
-        if total > max(1.0, SOME * served):
-            counts = ", ".join(f"{count:.0f} {kind}" for kind, count in kinds.items())
-            text = f"{total:.0f} of {served + total:.0f} requests to {name} failed: {counts}"
-            yield "error", text, "read its log around the time of the errors"
-
-
 def late(scene: Scene) -> Found:
     """Admitted requests meet their target."""
     for bucket in scene.by("forebay_admitted_total", "bucket"):
@@ -224,32 +192,6 @@ def late(scene: Scene) -> Found:
                 f"{missed:.0f} of {seen:.0f} first tokens of bucket {bucket} came after its target",
                 "read `forebay explain --slowest 10`: it says what took the time",
             )
-
-
-def event_loop(scene: Scene) -> Found:
-    """The proxy itself has enough processor time, memory and descriptors."""
-    # Processor time: the event loop runs late.
-    name = "forebay_event_loop_lag_seconds"
-    count = scene.total(f"{name}_count")
-    over = count - scene.total(f"{name}_bucket", le=LAG_S)
-    if over > SOME * count:
-        yield (
-            "warning",
-            f"the proxy's event loop was late by more than {float(LAG_S) * 1e3:.0f} ms in "
-            f"{over / count:.0%} of {count:.0f} measurements",
-            "give the proxy more processor time, or start it with --workers",
-        )
-    # Memory, and other resources that make the proxy shed load.
-    for status in scene.statuses():
-        if shed := status["shedding_classes"]:
-            short = ", ".join(status["short_of"]).replace("_", " ") or "something"
-            text = f"the proxy sheds {shed} of 3 service classes: it is short of {short}"
-            yield "error", text, "start it with --workers, or on a larger machine"
-    # File descriptors.
-    used, most = scene.total("process_open_fds"), scene.total("process_max_fds")
-    if most and used > FULL * most:
-        text = f"{used:.0f} of {most:.0f} file descriptors are in use"
-        yield "warning", text, "raise LimitNOFILE in the unit, or `ulimit -n`"
 
 
 def processes(scene: Scene) -> Found:
@@ -296,20 +238,24 @@ def mode(scene: Scene) -> Found:
     """The proxy shapes traffic."""
     if any(status.get("mode") == "observe" for status in scene.statuses()):
         yield (
-            "warning",
+            "info",
             "the proxy only observes: it queues and rejects nothing",
             "set `mode: shape` when you have seen enough; the running proxy follows",
         )
 
 
 CHECKS: Mapping[str, Callable[[Scene], Found]] = {
+    "idle time-outs": idle_timeouts,
+    "flags of backends": flags,
+    "speed of backends": speeds,
     "backends take work": states,
     "backends answer": unanswered,
     "restarts": restarts,
     "heartbeats": heartbeats_only,
     "event loop and memory": event_loop,
     "network of clients": client_network,
-    "speed of backends": speeds,
+    "requests of clients": unserved_questions,
+    "avoided backends": avoided,
     "prefix caching": prefix_caching,
     "tokenizers": tokenizers,
     "tenants": floods,
@@ -328,15 +274,27 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "errors of backends": backend_errors,
     "rejections": rejections,
     "late first tokens": late,
+    "clients that left": clients_left,
     "workers and other proxies": processes,
     "capture and usage ledger": recordings,
     "reloads": reloads,
     "mode": mode,
 }
 """The checks by the name under which they are reported."""
+EFFECTS = frozenset(
+    {"predictions", "late first tokens", "errors of backends", "rejections", "clients that left"}
+)
+"""Checks whose findings stand below all others, which may be the cause."""
 
 
 def examine(scene: Scene) -> list[Finding]:
-    """Return the findings of all checks, errors first, and each of them once for all workers."""
+    """Return the findings of all checks in order, and each of them once for all workers."""
     findings = [Finding(name, *fields) for name, check in CHECKS.items() for fields in check(scene)]
-    return sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")
+    return sorted(
+        dict.fromkeys(findings), key=lambda finding: place_of(finding.check, finding.severity)
+    )
+
+
+def place_of(check: str, severity: Severity) -> tuple[int, bool, int]:
+    """Return the place of a finding in the order: errors first, then causes before effects."""
+    return ORDER.index(severity), check in EFFECTS, list(CHECKS).index(check)

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 EXAMPLE = """Say what is wrong with a running proxy and its backends.
 
-Reads /status and /metrics of the admin port, and asks every backend through the proxy for
-its version, its models and its metrics. One line for each finding: what, the figures, and
-the remedy. Findings are about the last 5 minutes, or --since. What was wrong before is
-information. Exit status 0: nothing found; 1: something found; 2: the proxy does not answer.
+Reads /status, /metrics and /requests of the admin port, and asks every backend through the
+proxy for its version, its models and its metrics. One line for each finding: what, the
+figures, and the remedy, the cause first. Findings are about the last 5 minutes, or --since.
+What was wrong before, or is no fault, is information. Exit status 0: nothing found;
+1: something found; 2: the proxy does not answer.
 
 Example:
 
@@ -89,10 +90,10 @@ def doctor(
         show(findings)
         for finding in earlier:
             talk(f"INFO     before the last {long_time(since)}: {finding.text}.")
-        talk(textwrap.fill(_summary(scene, findings, checked), WIDTH))
+        talk(_summary(scene, findings, checked))
         for line in exact_paths(scene):
             talk(textwrap.fill(line, WIDTH))
-    if findings:
+    if _faults(findings):
         raise typer.Exit(1)
 
 
@@ -105,11 +106,13 @@ def ask_all(admin: str, since_s: float) -> "Scene":
         facts = cleaned_json(ask(admin, "/backends"))
         samples = samples_of(ask(admin, "/metrics").decode())
         then = samples_of(ask(admin, f"/metrics?ago={since_s:.0f}").decode())
+        outcomes = ask_json(admin, f"/requests?since_s={since_s:.0f}", "outcomes")["outcomes"]
     except ValueError:
         raise Unreachable(
             f"--admin {admin}: not the admin port of a Forebay of this version"
         ) from None
-    return Scene(ask_json(admin, "/status", "ready"), facts, samples, before, then)
+    status = ask_json(admin, "/status", "ready")
+    return Scene(status, facts, samples, before, then, outcomes=outcomes)
 
 
 def show(findings: "Sequence[Finding]") -> None:
@@ -133,8 +136,13 @@ def exact_paths(scene: "Scene") -> list[str]:
     return [f"Prefix index of {', '.join(of)}: {text}." for text, of in names.items()]
 
 
+def _faults(findings: "Sequence[Finding]") -> int:
+    return sum(finding.severity != "info" for finding in findings)
+
+
 def _summary(scene: "Scene", findings: "Sequence[Finding]", checked: Sequence[str]) -> str:
     backends = len(scene.backends())
-    result = "nothing found" if not findings else f"{len(findings)} found"
+    faults = _faults(findings)
+    result = f"{faults} found" if faults else "nothing found"
     hosts = f"{backends} backend{'s' if backends != 1 else ''}"
-    return f"Checked {hosts}: {', '.join(checked)}. {result.capitalize()}."
+    return f"Checked {hosts} with {len(checked)} checks (--json lists them). {result.capitalize()}."

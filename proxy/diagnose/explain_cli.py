@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
@@ -33,6 +33,7 @@ Example:
 """
 MOST_SLOWEST = 100
 MOST_TENANTS = 3
+STILL_S = 30.0  # between two looks of the proxy: a finding of the last look stands
 EVENTS = {
     "queued": "queued for {backend}: {why}",
     "sent": "sent to {backend}",
@@ -129,12 +130,8 @@ def preview(admin: str, file: Path, tenant: str = "") -> dict[str, Any]:
 def show_list(answer: dict[str, Any]) -> None:
     """Print the JSON of `/requests` as a table, of 80 columns unless names are too long.
 
-    The findings of `forebay doctor` come first, as one cause explains many requests.
+    The findings of `forebay doctor` in the same time follow, as one cause explains many requests.
     """
-    for finding in answer.get("findings", ()):
-        text = f"{finding['text']}. Remedy: {finding['remedy']}."
-        head = f"{finding['severity'].upper():<8} "
-        print(textwrap.fill(text, 80, initial_indent=head, subsequent_indent=" " * 9))
     # A row for each request, and a line with its reason.
     rejected = answer["by"] == "rejected"
     rows = answer["requests"]
@@ -149,11 +146,12 @@ def show_list(answer: dict[str, Any]) -> None:
     for row, line in zip(rows, cells, strict=True):
         print(_line(line, widths))
         print(textwrap.fill(_reason(row), 78, initial_indent="    ", subsequent_indent="    "))
+    _show_findings(answer.get("findings", ()))
     # A note: which requests these are, and how many are not shown.
     plural = "" if len(rows) == 1 else "s"
     kind = f"rejected request{plural}"
     if not rejected:
-        kind = f"request{plural} with a first token or a failure"
+        kind = f"request{plural} with a first token, a failure or a client that left"
     note = (
         f"{len(rows)} {kind}, of {answer['considered']:,} that ended and are remembered "
         f"(metrics.receipts: {answer['kept']:,})."
@@ -163,6 +161,14 @@ def show_list(answer: dict[str, Any]) -> None:
     if rejected and answer["by_tenant"]:
         note += f" Rejected by tenant: {_counts(answer['by_tenant'])}."
     talk(textwrap.fill(note, 80))
+
+
+def _show_findings(findings: Iterable[dict[str, Any]]) -> None:
+    for finding in findings:
+        was = "" if finding["age_s"] <= STILL_S else f"until {long_time(finding['age_s'])} ago: "
+        text = f"{was}{finding['text']}. Remedy: {finding['remedy']}."
+        head = f"{finding['severity'].upper():<8} "
+        print(textwrap.fill(text, 80, initial_indent=head, subsequent_indent=" " * 9))
 
 
 def _counts(by_tenant: dict[str, int]) -> str:

@@ -26,6 +26,7 @@ class Scene:
         samples: `/metrics`.
         before: `/status` of a moment before `facts`, or None if it is the same.
         then: `/metrics` at the start of the window. Empty if the window is the proxy's whole life.
+        outcomes: how the remembered requests of the window ended, of `/requests`.
         life: the metrics since the start of the proxy, if `samples` are of a window.
     """
 
@@ -35,6 +36,7 @@ class Scene:
     before: dict[str, Any] | None = None
     then: list[MetricSample] = field(default_factory=list)
     life: list[MetricSample] = field(default_factory=list)
+    outcomes: Mapping[str, Any] = field(default_factory=dict)
     _indexes: dict[str, "_Index"] = field(default_factory=dict, repr=False, compare=False)
 
     def recent(self) -> "Scene":

@@ -25,7 +25,7 @@ from forebay.proxy.admin.port import (
     seconds_ago,
     wrong_request,
 )
-from forebay.proxy.admin.request_list import DEFAULT_ROWS, by_count, ordered
+from forebay.proxy.admin.request_list import DEFAULT_ROWS, by_count, ordered, outcomes_of_all
 from forebay.proxy.admin.watch import of_all_workers
 from forebay.proxy.http1.error_response import error_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
@@ -175,6 +175,7 @@ class WorkersAdmin:
         }
         rejected = sum((Counter(part["by_tenant"]) for part in lists), Counter[str]())
         sums["by_tenant"] = by_count(rejected)
+        sums["outcomes"] = outcomes_of_all([part["outcomes"] for part in lists])
         sums["findings"] = of_all_workers([part["findings"] for part in lists])
         fields = {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
         return web.Response(body=orjson.dumps(fields), content_type="application/json")

@@ -1,20 +1,25 @@
-"""Check the surroundings of the engines: restarts, stalls, API servers, the clients' network.
+"""Check the surroundings of the engines: restarts, stalls, API servers, the proxy, the clients.
 
-Each of them makes first tokens late, while the queue and the GPUs look innocent.
+Each of them makes first tokens late or requests fail, while the queue and the GPUs are innocent.
 """
 
 from forebay.proxy.core.learn.api_server import PRIOR_SERVER_S_PER_TOKEN
-from forebay.proxy.diagnose.doctor.finding import FEW, Found
+from forebay.proxy.diagnose.doctor.finding import FEW, GONE, SOME, Found
 from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.ground.command_line.quantities import short_time
 
-GONE = 0.1
-"""Share of the answers in the window. An engine that has not counted them has restarted since."""
 LARGE = 0.3  # share of the time to first tokens, or of the streams
 HALF = 0.5  # share of the time to first tokens
 MANY_TIMES = 3.0
 """Factor above the time that vLLM's API server needs next to an H200."""
 SAME = 0.2  # an engine whose count differs by this share has other clients, or has restarted
 LEAST_S = 0.1  # mean for a request
+LAG_S = "0.02"  # bound of the histogram above which the event loop is late
+FULL = 0.8  # share of the file descriptors
+MANY_ERRORS, LARGE_SHARE = 5, 0.1
+"""Requests of a tenant, and their share, that clients left or asked wrongly, for a finding."""
+NOT_FOUND = 404
+NOT_THEIRS = (401, 403, 407)  # answers to the key of the proxy
 
 
 def restarts(scene: Scene) -> Found:
@@ -77,6 +82,72 @@ def tokenizers(scene: Scene) -> Found:
                 f"after another and should need {usual_s * 1e3:.0f} ms, or the network to it",
                 "give it processors of its own, start vLLM with --renderer-num-workers or "
                 "--api-server-count, or send token ids",
+            )
+
+
+def event_loop(scene: Scene) -> Found:
+    """The proxy itself has enough processor time, memory and descriptors."""
+    # Processor time: the event loop runs late.
+    name = "forebay_event_loop_lag_seconds"
+    count = scene.total(f"{name}_count")
+    over = count - scene.total(f"{name}_bucket", le=LAG_S)
+    if over > SOME * count:
+        yield (
+            "warning",
+            f"the proxy's event loop was late by more than {float(LAG_S) * 1e3:.0f} ms in "
+            f"{over / count:.0%} of {count:.0f} measurements",
+            "give the proxy more processor time, or start it with --workers",
+        )
+    # Memory, and other resources that make the proxy shed load.
+    for status in scene.statuses():
+        if shed := status["shedding_classes"]:
+            short = ", ".join(status["short_of"]).replace("_", " ") or "something"
+            text = f"the proxy sheds {shed} of 3 service classes: it is short of {short}"
+            yield "error", text, "start it with --workers, or on a larger machine"
+    # File descriptors.
+    used, most = scene.total("process_open_fds"), scene.total("process_max_fds")
+    if most and used > FULL * most:
+        text = f"{used:.0f} of {most:.0f} file descriptors are in use"
+        yield "warning", text, "raise LimitNOFILE in the unit, or `ulimit -n`"
+
+
+def unserved_questions(scene: Scene) -> Found:
+    """Clients ask for models that are served, and in the right form."""
+    served = {
+        model for backend in scene.backends().values() for model in backend.get("models") or ()
+    }
+    for tenant, model, status, count in scene.outcomes.get("errors", ()):
+        requests = scene.outcomes["tenants"][tenant]["requests"]
+        if count < MANY_ERRORS or count <= LARGE_SHARE * requests or status in NOT_THEIRS:
+            continue
+        who = f"tenant {tenant}" if tenant else "clients"
+        if status == NOT_FOUND and model not in served:
+            yield (
+                "warning",
+                f"{who} asked {count} times for a model that nobody serves: {model or 'no name'}",
+                f"tell {who} the name, or give it an alias (`models: {{NAME: SERVED}}`)",
+            )
+        else:
+            yield (
+                "warning",
+                f"{count} of {requests} requests of {who} were wrong: the servers answered "
+                f"{status} for model {model}",
+                "read such an answer at the client: it names the mistake; the servers are well",
+            )
+
+
+def clients_left(scene: Scene) -> Found:
+    """Clients wait for their first token."""
+    for tenant, ended in scene.outcomes.get("tenants", {}).items():
+        left = sorted(ended["left_after_s"])
+        if len(left) >= MANY_ERRORS and len(left) > LARGE_SHARE * ended["requests"]:
+            yield (
+                "warning",
+                f"{f'tenant {tenant}' if tenant else 'clients'} left {len(left)} of "
+                f"{ended['requests']} requests before the first token, after "
+                f"{short_time(left[len(left) // 2])} in the median",
+                "compare the time-out of these clients with `forebay explain --slowest 10`: raise "
+                "it, or send it as x-request-timeout, so that the proxy decides by it",
             )
 
 

@@ -1,26 +1,37 @@
 """Check that the prefix caches of the backends work, and that the proxy knows their contents."""
 
 from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
-from forebay.proxy.diagnose.doctor.finding import FEW, Found
+from forebay.proxy.diagnose.doctor.finding import FEW, GONE, Found
 from forebay.proxy.diagnose.scene import Scene
 from forebay.traces.ground.command_line.messages import shortlist
 
 LARGEST_BLOCK = 256  # tokens, of --block-size
+ANSWERS = 10  # without a count of cached tokens: then it is known that a backend gives none
 KEPT = 0.5  # share of its KV cache: below this a backend has other clients, or a smaller cache
 
 
 def prefix_caching(scene: Scene) -> Found:
     """Every backend keeps prefixes in its cache."""
-    for fact in scene.facts:
-        if fact["engine"] and fact["engine"].get("prefix_caching") is False:
+    engines = {fact["name"]: fact["engine"] or {} for fact in scene.facts}
+    for name, engine in engines.items():
+        if engine.get("prefix_caching") is False:
             yield (
                 "error",
-                f"{fact['name']} runs without prefix caching: it computes every prompt anew",
+                f"{name} runs without prefix caching: it computes every prompt anew",
                 "start vLLM with --enable-prefix-caching, its default",
             )
     for name, backend in scene.backends().items():
-        index = backend["prefix_index"]
-        if index["answers"] >= FEW and index["kept_share"] < KEPT:
+        index, engine = backend["prefix_index"], engines.get(name, {})
+        if index["answers"] < FEW or index["kept_share"] >= KEPT:
+            continue
+        # After a restart the cache was empty once. It loses prefixes if answers still say so.
+        answered = scene.lifetime("forebay_backend_requests_total", backend=name, outcome="ok")
+        restarted = engine.get("prompts", answered) < (1.0 - GONE) * answered
+        predicted = scene.total("forebay_predicted_cached_tokens_total", backend=name)
+        reported = scene.total("forebay_reported_cached_tokens_total", backend=name)
+        answers = scene.total("forebay_cached_tokens_answers_total", backend=name)
+        losing = answers >= FEW and reported < KEPT * predicted
+        if engine.get("prefix_caching") is not False and (losing or not restarted):
             yield (
                 "warning",
                 f"{name} keeps only {index['kept_share']:.0%} of the prefixes that its KV cache "
@@ -69,18 +80,22 @@ def chunks(scene: Scene) -> Found:
 
 def token_details(scene: Scene) -> Found:
     """Every backend says how many prompt tokens were cached."""
+    silent, answers = [], 0.0
     for name, backend in scene.backends().items():
         served = scene.total("forebay_backend_requests_total", backend=name, outcome="ok")
         # After a restart the mode is "believed" again, although the answers report cached tokens.
         reported = scene.total("forebay_cached_tokens_answers_total", backend=name)
-        if served >= FEW and not reported and backend["prefix_index"]["mode"] == "believed":
-            yield (
-                "warning",
-                f"none of {served:.0f} answers of {name} says how many prompt tokens were cached, "
-                "so what the cache holds is only believed",
-                "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
-                "send stream_options: {include_usage: true}",
-            )
+        if served >= ANSWERS and not reported and backend["prefix_index"]["mode"] == "believed":
+            silent.append(name)
+            answers += served
+    if silent:
+        yield (
+            "info",
+            f"none of {answers:.0f} answers of {shortlist(silent)} says how many prompt tokens "
+            "were cached, so what the caches hold is only believed",
+            "start vLLM with --enable-prompt-tokens-details; streams say it to clients that "
+            "send stream_options: {include_usage: true}",
+        )
 
 
 def isolation(scene: Scene) -> Found:

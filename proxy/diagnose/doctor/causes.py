@@ -4,10 +4,11 @@ Each function yields findings like the functions of `checks`. The remedy of a ca
 the rejections. Only without a known cause are more GPUs the answer.
 """
 
-from forebay.proxy.diagnose.doctor.finding import Found
+from forebay.proxy.diagnose.doctor.around import event_loop
+from forebay.proxy.diagnose.doctor.finding import SOME, Found
+from forebay.proxy.diagnose.doctor.servers import speeds
 from forebay.proxy.diagnose.scene import Scene
 
-SOME = 0.01  # share of all requests: more errors, rejections or preemptions are a finding
 MANY = 0.05  # share of the admitted requests, or of the waiting time for one reason
 LARGE = 0.2  # share of the waiting time that makes its reason the cause
 MOST = 0.8
@@ -129,7 +130,7 @@ def rejections(scene: Scene) -> Found:
 def _remedy(scene: Scene, reason: str) -> str:
     """Return the remedy of the cause of rejections, or of their reason if no cause is found."""
     if reason in ("queue_full", "deadline_unattainable"):
-        for check in (floods, kv_full, document_stream):
+        for check in (event_loop, speeds, floods, kv_full, document_stream):
             for _, _, remedy in check(scene):
                 return remedy
     return REJECTION_REMEDIES.get(reason, "read `forebay explain --rejected`")

@@ -8,13 +8,15 @@ import pytest
 from stages.proxy_stage import Stage, on_stage
 
 from forebay.proxy.admin import watch
+from forebay.proxy.admin.request_list import outcomes_of_all
 from forebay.proxy.admin.watch import EVERY_S, OVER_S, RECENT_S, of_all_workers
 from forebay.proxy.diagnose.doctor.finding import Finding
 from forebay.proxy.log_events import LogEvent
 
 CAUSE = Finding("prefix caching", "warning", "gpu\x1b0 runs without it", "switch it on")
 EFFECT = Finding("late first tokens", "warning", "9 of 20 were late", "read explain")
-STANDING = Finding("mode", "warning", "the proxy only observes", "set mode")
+STANDING = Finding("long prompts", "warning", "a: long prompts are computed whole", "set the flag")
+KNOWN = Finding("mode", "info", "the proxy only observes", "set mode")
 
 
 def findings_of(on: Stage) -> list[tuple[LogEvent, str]]:
@@ -35,18 +37,23 @@ async def test_a_cause_has_a_line_at_its_begin_and_at_its_end(
     monkeypatch.setattr(watch, "examine", lambda _: list(found))
 
     async with on_stage(None) as (on, _):
-        found[:] = [STANDING, EFFECT, CAUSE]
+        found[:] = [KNOWN, STANDING, EFFECT, CAUSE]
         await asyncio.sleep(2 * EVERY_S + 1.0)
         begin = (
             LogEvent.FINDING,
             "gpu\N{REPLACEMENT CHARACTER}0 runs without it. Remedy: switch it on",
         )
         assert findings_of(on) == [begin]  # once, and neither the effect nor the standing one
-        assert await checks_of(on, "/status") == ["prefix caching", "late first tokens", "mode"]
+        assert await checks_of(on, "/status") == [
+            "prefix caching",
+            "long prompts",
+            "late first tokens",
+        ]
         found.clear()
         await asyncio.sleep(EVERY_S)
         assert await checks_of(on, "/status") == []
         assert "prefix caching" in await checks_of(on, "/requests?by=slowest")
+        assert await checks_of(on, "/requests?by=slowest&since_s=20") == []  # one window for all
         await asyncio.sleep(OVER_S)
         assert [event for event, _ in findings_of(on)] == [begin[0], LogEvent.FINDING_OVER]
         assert "no longer found after 30 s: gpu" in findings_of(on)[1][1]
@@ -103,6 +110,19 @@ async def test_a_large_fleet_is_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -
     async with on_stage(None, None, None) as (on, _):
         await asyncio.sleep(3 * EVERY_S + 1.0)
         assert sorted(asked) == sorted(2 * list(on.proxy.backends.links))
+
+
+def test_outcomes_of_workers_are_added_up() -> None:
+    def part(count: int) -> dict[str, Any]:
+        return {"tenants": {"acme": {"requests": count, "left_after_s": [0.5] * count}},
+                "errors": [["acme", "m", 404, count], ["acme", f"m{count}", 400, 1]],
+                "backends": {"b0": {"slowness": [1.0], "ended_after_s": []}}}  # fmt: skip
+
+    assert outcomes_of_all([part(2), part(3)]) == {
+        "tenants": {"acme": {"requests": 5, "left_after_s": [0.5] * 5}},
+        "errors": [["acme", "m", 404, 5], ["acme", "m2", 400, 1], ["acme", "m3", 400, 1]],
+        "backends": {"b0": {"slowness": [1.0, 1.0], "ended_after_s": []}},
+    }
 
 
 def test_findings_of_workers_are_listed_once() -> None:

@@ -1,11 +1,14 @@
-"""Eleven staged incidents: doctor, explain, the live page and the log name the cause first.
+"""Staged incidents: doctor, explain, the live page and the log name the cause first, and soon.
 
-`tests/support/stages/incident_scenes.py` stages them. `doctor` looks at the last minute.
+`incident_scenes.py` and `culprit_scenes.py` in `tests/support/stages` stage them. `doctor` looks
+at the last minute.
 """
 
 from pathlib import Path
 
+from stages import culprit_scenes as culprits
 from stages import incident_scenes as scenes
+from stages.healthy_scene import found_in_health
 from stages.incident_scenes import Told
 
 from forebay.proxy.diagnose.checks import examine
@@ -14,6 +17,7 @@ from forebay.proxy.log_events import LogEvent
 
 SOON_S = 65.0
 """From the begin of an incident to the line of the log that names it: two looks of the proxy."""
+DOCTOR_S = 45.0  # the same to the first line of `doctor`
 
 
 def assert_first(told: Told, check: str, *words: str) -> None:
@@ -26,6 +30,13 @@ def assert_first(told: Told, check: str, *words: str) -> None:
     assert found[0].remedy
     assert told.explained[0] == check, told.explained
     assert told.page[0] == check, told.page
+    assert_soon(told, check)
+
+
+def assert_soon(told: Told, check: str) -> None:
+    """The cause is the first line of `doctor` within DOCTOR_S, and stays it."""
+    soon = [finding.check for at, finding in told.first if at >= DOCTOR_S]
+    assert set(soon) <= {check}, told.first
 
 
 def assert_named(told: Told, *, explain: str = "", log: str = "", within_s: float = SOON_S) -> None:
@@ -117,6 +128,75 @@ def test_clients_with_a_slow_network() -> None:
     told = scenes.slow_clients()
     assert_first(told, "network of clients", "s to send their prompts")
     assert_named(told, log="s to send their prompts")
+
+
+def test_a_model_that_nobody_serves(tmp_path: Path) -> None:
+    """70 answers were counted as failures of both servers."""
+    told = culprits.unknown_model(tmp_path)
+    assert [one.check for one in told.findings] == ["requests of clients"]
+    text = "tenant acme asked 70 times for a model that nobody serves: lama-3-8b"
+    assert_first(told, "requests of clients", text)
+    assert_named(told, log="for a model that nobody serves: lama-3-8b")
+
+
+def test_clients_that_give_up(tmp_path: Path) -> None:
+    """Nothing was found, and nothing showed them."""
+    told = culprits.impatient_clients(tmp_path)
+    assert [one.check for one in told.findings] == ["clients that left"]
+    text = "tenant acme left 44 of 88 requests before the first token, after 0.60 s in the median"
+    assert_first(told, "clients that left", text)
+    assert_named(told, explain="the client left", log="before the first token, after 0.60 s")
+
+
+def test_a_server_that_loses_its_prefix_cache() -> None:
+    """Its GPU was called slow, by prompts whose cache hits were only believed."""
+    told = culprits.cold_cache()
+    assert [one.check for one in told.findings] == ["prefix caching"]
+    assert_first(told, "prefix caching", "b1 keeps only")
+    assert_named(told, explain="tokens, 0 cached", log="b1 keeps only")
+
+
+def test_equal_servers_and_short_chats() -> None:
+    told = culprits.short_chats()
+    assert told.findings == []
+    assert told.first == []
+
+
+def test_an_idle_time_out_between_proxy_and_server() -> None:
+    """The failures were counted as errors of the server, without their pattern."""
+    told = culprits.idle_balancer()
+    assert_first(told, "idle time-outs", "connections to b1 ended after 1.2 s of silence")
+    assert "errors of backends" not in [one.check for one in told.findings]
+    assert_named(told, explain="b1 failed; sent again to b0", log="ended after 1.2 s of silence")
+
+
+def test_a_slow_server_that_is_avoided() -> None:
+    """Nothing was found: no user was slow, and half of the fleet idle."""
+    told = culprits.avoided_server()
+    assert_first(told, "avoided backends", "b1 got 0 requests", "times as slow")
+    assert_named(told, log="b1 got ")
+
+
+def test_a_server_without_the_flag_of_the_configuration() -> None:
+    """The text named flags that the configuration does not state: the reverse."""
+    told = culprits.without_its_flag()
+    text = "b1 seems to run without --long-prefill-token-threshold"
+    assert_first(told, "flags of backends", text)
+    assert_named(told, log=text)
+
+
+def test_a_drain_beside_a_server_that_is_down() -> None:
+    """It was six findings."""
+    told = culprits.drained_and_restarted()
+    assert [one.check for one in told.findings] == ["backends take work", "rejections"]
+    assert_first(told, "backends take work", "b0 has been down for", "b1 is draining")
+    assert_named(told, log="b0 is down", within_s=10.0)
+
+
+def test_a_quarter_of_an_hour_of_healthy_traffic(tmp_path: Path) -> None:
+    sent, found = found_in_health(7, 0.25, tmp_path / "keys")
+    assert sent > 200
+    assert found == []
 
 
 def test_clients_that_take_their_answers_slowly() -> None:

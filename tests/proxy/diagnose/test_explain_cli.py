@@ -207,9 +207,16 @@ def test_the_lists_name_tenants(capsys: pytest.CaptureFixture[str]) -> None:
 
     show_list(
         {"by": "rejected", "considered": 300, "kept": 2_000, "unseen": 0,
-         "by_tenant": {"acme": 96, "zeta": 4}, "requests": [row("acme"), row(None)]}
+         "by_tenant": {"acme": 96, "zeta": 4}, "requests": [row("acme"), row(None)],
+         "findings": [
+             {"severity": "warning", "text": "a is slow", "remedy": "look", "age_s": age_s}
+             for age_s in (3.0, 90.0)]}
     )  # fmt: skip
     said = capsys.readouterr()
+    assert said.out.splitlines()[-2:] == [
+        "WARNING  a is slow. Remedy: look.",
+        "WARNING  until 90 s ago: a is slow. Remedy: look.",
+    ]
     assert said.out.splitlines()[0].split() == ["request", "ago", "bucket", "tenant", "predicted"]
     assert "acme" in said.out.splitlines()[1]
     assert "Rejected by tenant: acme 96 (96%), zeta 4 (4%)." in said.err.replace("\n", " ")
@@ -365,7 +372,7 @@ async def test_the_command_asks_the_worker_that_had_it(tmp_path: Path) -> None:
         code, _, error = await command("--dry-run", str(body), "--admin", admin)
         assert (code, "The body is not valid JSON (line 1" in error) == (2, True)
         code, out, error = await command("--admin", admin, word="doctor")
-        assert (code, "Checked 1 backend: " in error) == (1, True)
+        assert (code, "Checked 1 backend with" in error) == (1, True)
         # A busy machine has findings of its own.
         assert "WARNING  gpu0 does not list its models." in out
         out = await explained("r3")

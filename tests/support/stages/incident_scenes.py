@@ -26,6 +26,7 @@ from forebay.replay.engine.server.server import RunningEngine, start_engine
 from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
 
 THRESHOLD = {"long_prefill_token_threshold": 2_048}
+KEYS = "acme: key-of-acme-0123456789\ngood: key-of-good-0123456789\n"
 WORD = "word "  # about 1.25 tokens by the first estimate of a proxy
 SINCE_S = 60.0
 
@@ -74,7 +75,8 @@ async def scene_of(on: Stage) -> Scene:
     before, facts = json.loads(await get("/status")), json.loads(await get("/backends"))
     now = samples_of(await get("/metrics"))
     then = samples_of(await get(f"/metrics?ago={SINCE_S:.0f}"))
-    return Scene(json.loads(await get("/status")), facts, now, before, then)
+    ended = json.loads(await get(f"/requests?since_s={SINCE_S:.0f}"))["outcomes"]
+    return Scene(json.loads(await get("/status")), facts, now, before, then, outcomes=ended)
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Told:
         explained: the checks whose findings `forebay explain` prints above its list.
         page: the checks whose findings the live page shows, half a minute later.
         events: seconds since the incident began, event and message of each line of the log.
+        first: seconds since the incident began, and the first line of `forebay doctor` then.
     """
 
     findings: list[Finding]
@@ -96,6 +99,7 @@ class Told:
     explained: list[str]
     page: list[str]
     events: list[tuple[float, str, str]]
+    first: list[tuple[float, Finding]] = field(default_factory=list)
 
     @property
     def log(self) -> list[str]:
@@ -130,6 +134,14 @@ async def told_by(on: Stage, began_at: float, look: bool = False) -> Told:
         [row["check"] for row in page["findings"]],
         [(since_s - e["age_s"], e["event"], e["message"]) for e in reversed(events)],
     )
+
+
+async def ask_doctor(on: Stage, first: list[tuple[float, Finding]]) -> None:
+    """Note the first finding and its time, again and again."""
+    while True:
+        await asyncio.sleep(5.0)
+        found = examine((await scene_of(on)).recent())
+        first += [(asyncio.get_running_loop().time(), finding) for finding in found[:1]]
 
 
 async def ask(on: Stage, words: int, name: object, **more: Any) -> int:
@@ -169,8 +181,13 @@ def told_after(incident: Incident, *, keys: Path | None = None, **changes: Any) 
             if not changes:
                 assert examine((await scene_of(on)).recent()) == []
             called_at = asyncio.get_running_loop().time()
-            began_at = await incident(on, engines)
-            return await told_by(on, began_at or called_at)
+            first: list[tuple[float, Finding]] = []
+            asking = asyncio.create_task(ask_doctor(on, first))
+            began_at = await incident(on, engines) or called_at
+            asking.cancel()
+            told = await told_by(on, began_at)
+            told.first += [(at - began_at, finding) for at, finding in first]
+            return told
 
     return run(main())
 
@@ -243,7 +260,7 @@ def restarted_cold() -> Told:
 def flood(folder: Path) -> Told:
     """One tenant sends 900 requests at once."""
     keys = folder / "keys"
-    keys.write_text("acme: key-of-acme-0123456789\ngood: key-of-good-0123456789\n")
+    keys.write_text(KEYS)
 
     async def incident(on: Stage, engines: Fleet) -> None:
         good = asyncio.create_task(
