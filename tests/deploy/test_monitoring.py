@@ -283,7 +283,10 @@ class Stage(ExitStack):
         }
 
 
-FAULTS_ONLY = {"Rejected, by reason", "Failures and retries", "Alerts", "Configuration changes"}
+FAULTS_ONLY = {
+    *("Rejected, by reason", "Failures and retries", "Alerts", "Configuration changes"),
+    "Answers without success, by tenant",
+}
 
 
 @needs_prometheus
