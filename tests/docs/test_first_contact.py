@@ -32,7 +32,7 @@ def test_the_blocks_are_those_that_are_run_here() -> None:
     said = [content.split()[1:3] for _, content in blocks(README)]
     assert said == [
         ["install"], ["forebay", "demo"], ["-", "{name:"], ["proxy", "--config"],
-        ["forebay", "traces"], ["forebay", "simulate"], ["forebay", "size"],
+        ["forebay", "traces"], ["forebay", "simulate"],
     ]  # fmt: skip
 
 

@@ -52,18 +52,15 @@ class Stranger:
         running.enter_context(started(words, log, ready, **self.environ))
 
     def installs(self) -> "subprocess.CompletedProcess[str]":
-        """Follow `Install`, by the two lines where pipx is not installed.
-
-        Not compiled, which takes minutes: tests/deploy/test_bare_machine.py does that.
-        """
-        done = self.runs("FOREBAY_COMPILE=0 make install", "clone")
+        """Follow `Install`, by the two lines where pipx is not installed."""
+        done = self.runs("make install", "clone")
         if done.returncode:
             done = self.runs("\n".join(["set -e", *done.stdout.splitlines()]), "clone")
         return done
 
 
 def every_block_gives_what_stands_there(stranger: Stranger, ports: Ports) -> None:
-    _, preview, config, serve, load_test, simulate, size = (text for _, text in blocks(README))
+    _, preview, config, serve, load_test, simulate = (text for _, text in blocks(README))
     assert stranger.prints("which forebay") == [f"{stranger.home}/.local/bin/forebay"]
     prints_what_stands_there(stranger, preview)
     with ExitStack() as running:
@@ -83,7 +80,6 @@ def every_block_gives_what_stands_there(stranger: Stranger, ports: Ports) -> Non
         assert masked(shown[0]) == masked(printed[0])
         assert masked(shown[-1]) == masked(printed[-1])
     prints_what_stands_there(stranger, simulate)
-    prints_what_stands_there(stranger, size)
 
 
 def prints_what_stands_there(stranger: Stranger, console: str) -> None:
