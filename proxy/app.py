@@ -5,17 +5,15 @@ path is spelled.
 """
 
 import asyncio
-from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 
 from aiohttp import web
 
 from forebay.proxy.api import rejections
-from forebay.proxy.api.block_hashes import LARGE_BYTES
 from forebay.proxy.api.body import ParsedBody, ReadSettings, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
-from forebay.proxy.api.json_body import LargeBodies, as_utf8, parse_any
+from forebay.proxy.api.json_body import as_utf8, parse_any
 from forebay.proxy.api.public_paths import methods_of
 from forebay.proxy.api.unshaped_body import is_form, prepared
 from forebay.proxy.backends.hold import HeldRequests
@@ -36,6 +34,7 @@ from forebay.proxy.http1.server.server import cannot_go_on, client_of
 from forebay.proxy.relay.backend_request import ShapedRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.runtime.memory import request_bytes
+from forebay.proxy.runtime.turns import LoopTurns
 from forebay.proxy.security.allowances import Allowances, permitted_models
 from forebay.proxy.security.quota import UnqueuedQuota
 from forebay.proxy.security.spending import Spending
@@ -67,7 +66,7 @@ class App:
             services.driver.clock, Spending(services.driver.shaper.peering), models, rejected
         )
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
-        self._parsing = LargeBodies()
+        self._turns = LoopTurns()
         self._parsed_count = 0
         # State that a drain waits for or changes.
         self.held = HeldRequests(models, config.hold.max_requests)
@@ -138,10 +137,12 @@ class App:
             status = response.status
             if not memory.holder:  # the body was not read, and nothing was awaited
                 self._port.rejecting_s += perf_counter() - began
+                await self._turns.pace(client_of(request))
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise
         finally:
+            self._turns.answered(memory.holder or client_of(request))
             self._allowances.ended(record)
             self._telemetry.finished(record, status, self._driver.clock())
         # Complete the headers of a response that is not a stream, and send it.
@@ -203,9 +204,9 @@ class App:
             raise errors.draining()
         # Read and parse the body.
         body = await self._body(request, record, memory)
-        parsed = await self._parsed(body, request, dialect, record.id, record.tenant)
-        if len(body) >= LARGE_BYTES:
-            await asyncio.sleep(0)  # a decision about thousands of blocks takes a while, too
+        parsed = await self._turns.take(
+            memory.holder, len(body), self._parsed(body, request, dialect, record.id, record.tenant)
+        )
         if parsed.previous_id:
             ids = self._security.response_ids
             parsed = self._relay.going_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
@@ -291,32 +292,28 @@ class App:
             memory.holder = "preview"
             limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
             body = await read_client_body(request, limit, wait_s, memory)
-            return (await self._parsed(body, request, None, "preview", tenant)).request
+            work = self._parsed(body, request, None, "preview", tenant)
+            return (await self._turns.take(memory.holder, len(body), work)).request
 
     async def _parsed(
         self, body: bytes, request: web.BaseRequest, dialect: Dialect | None, id_: str, tenant: str
     ) -> ParsedBody:
-        """Parse a body, a large one only while no other large one is parsed.
-
-        Without `dialect`, its first API that has such bodies is taken.
-        """
+        """Parse a body. Without `dialect`, its first API that has such bodies is taken."""
         body = as_utf8(body)
-        large = len(body) >= LARGE_BYTES
-        async with self._parsing if large else nullcontext():
-            fields = await parse_any(body, in_pieces=large)
-            self._parsed_count += 1
-            return read_fields(
-                self._reading,
-                fields,
-                body,
-                request.headers,
-                id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
-                dialect=dialect or dialect_of(fields),
-                tenant=tenant,
-                salts=self._security.salts,
-                ignore_salt=self._backends.salts.ignored,
-                counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
-            )
+        fields = await parse_any(body, in_pieces=True)
+        self._parsed_count += 1
+        return read_fields(
+            self._reading,
+            fields,
+            body,
+            request.headers,
+            id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
+            dialect=dialect or dialect_of(fields),
+            tenant=tenant,
+            salts=self._security.salts,
+            ignore_salt=self._backends.salts.ignored,
+            counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
+        )
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
@@ -374,11 +371,11 @@ class App:
         named = self._config.usage.path is not None and not may_be_form(path)
         if body and (salts or models.matter or named or limited):
             content_type = request.headers.get("content-type", "")
-            async with self._parsing if len(body) >= LARGE_BYTES else nullcontext():
-                body, model = await prepared(
-                    body, content_type, record.tenant, salts, models,
-                    form=may_be_form(path), names_model=limited,
-                )  # fmt: skip
+            work = prepared(
+                body, content_type, record.tenant, salts, models,
+                form=may_be_form(path), names_model=limited,
+            )  # fmt: skip
+            body, model = await self._turns.take(memory.holder, len(body), work)
         # Check the tenant's allowance and the model.
         if request.method == "POST" and not home:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)

@@ -56,26 +56,6 @@ _COLON = re.compile(rb"\s*+:")
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
-class LargeBodies:
-    """Lets one large body be parsed at a time, Use it in `async with`.
-
-    A body takes up to four times its size while it is parsed. Then no other is parsed for twice the
-    time that it took, so most of the time is left to small requests.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._began = 0.0
-
-    async def __aenter__(self) -> None:
-        await self._lock.acquire()
-        self._began = asyncio.get_running_loop().time()
-
-    async def __aexit__(self, *_: object) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(2 * (loop.time() - self._began), self._lock.release)
-
-
 class LongText:
     """A long string as UTF-8 in pieces, because copying 16 MB at once takes 10 ms."""
 
@@ -121,9 +101,10 @@ async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
     A small body is parsed by jiter, which finds repeated keys in the same pass.
 
     Args:
-        in_pieces: return each very long string as a LongText.
+        in_pieces: return each very long string of a large body as a LongText.
     """
-    if len(body) < LARGE_BYTES and not is_dense(body):
+    large = len(body) >= LARGE_BYTES
+    if not large and not is_dense(body):
         try:
             fields = from_json(
                 body, allow_inf_nan=True, cache_mode="keys", catch_duplicate_keys=True
@@ -133,7 +114,7 @@ async def parse_any(body: bytes, *, in_pieces: bool = False) -> dict[str, Any]:
         else:
             return _fields(fields)
     try:
-        return _fields(await loads_in_steps(body, in_pieces=in_pieces))
+        return _fields(await loads_in_steps(body, in_pieces=in_pieces and large))
     except TooMuchJson as error:
         raise ApiError(400, "too_many_items", f"The body holds {error}.") from None
     except RepeatedKey as repeated:

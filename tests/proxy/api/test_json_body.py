@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.proxy.api import json_body
 from forebay.proxy.api.dialects import CHAT
-from forebay.proxy.api.json_body import FaultyJson, LargeBodies, LongText, loads_in_steps, parse_any
+from forebay.proxy.api.json_body import FaultyJson, LongText, loads_in_steps, parse_any
 from forebay.proxy.http1.errors import ApiError
 
 AWKWARD = st.text(st.sampled_from(list('ab \\"/\n\t\u0000é你😀:{}[],u')), max_size=120)
@@ -127,23 +127,3 @@ async def test_others_run_in_between() -> None:
         count += 1
     assert await parsing == {"prompt": "x" * 2000}
     assert count >= 2000 / 20
-
-
-@pytest.mark.real_time
-async def test_the_next_large_body_waits_for_twice_the_time_of_the_last() -> None:
-    now, began = 0.0, list[float]()
-
-    async def parse(turns: LargeBodies) -> None:
-        nonlocal now
-        async with turns:
-            began.append(now)
-            now += 1.0
-
-    asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
-    turns = LargeBodies()
-    tasks = [asyncio.ensure_future(parse(turns)) for _ in range(3)]
-    while not all(task.done() for task in tasks):
-        for _ in range(4):
-            await asyncio.sleep(0)
-        now += 0.5
-    assert began == [0.0, 3.0, 6.0]
