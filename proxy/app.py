@@ -34,7 +34,7 @@ from forebay.proxy.http1.server.server import cannot_go_on, client_of
 from forebay.proxy.relay.backend_request import ShapedRequest
 from forebay.proxy.relay.delivery import Opening, large_bytes, send_whole, wait_taken
 from forebay.proxy.runtime.memory import request_bytes
-from forebay.proxy.runtime.turns import LoopTurns
+from forebay.proxy.runtime.turns import SHORT_S, LoopTurns
 from forebay.proxy.security.allowances import Allowances, permitted_models
 from forebay.proxy.security.quota import UnqueuedQuota
 from forebay.proxy.security.spending import Spending
@@ -135,8 +135,8 @@ class App:
             typed = types_errors(request.path, self._config.listen.path_prefix)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
-            if not memory.holder:  # the body was not read, and nothing was awaited
-                self._port.rejecting_s += perf_counter() - began
+            if not memory.holder:  # the body was not read; to wait for a turn is no work
+                self._port.rejecting_s += min(SHORT_S, perf_counter() - began)
                 await self._turns.pace(client_of(request))
         except asyncio.CancelledError:
             status = CLIENT_GONE
@@ -181,12 +181,18 @@ class App:
             return web.Response(status=200 if self.ready else 503)
         return await self._forward(request, raw, record, memory)
 
+    async def _tenant(self, request: web.BaseRequest, record: RequestRecord) -> str:
+        return await self._security.auth.tenant(request, record.arrived_at, self._turns)
+
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
     ) -> bytes:
         memory.holder = record.tenant or client_of(request)
         limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
-        return await read_client_body(request, limit, wait_s, memory, took=self._metrics.uploaded)
+        return await read_client_body(
+            request, limit, wait_s, memory,
+            took=self._metrics.uploaded, turn=partial(self._turns.take, memory.holder),
+        )  # fmt: skip
 
     async def _shaped(
         self,
@@ -199,7 +205,7 @@ class App:
         # Find the tenant first: without a valid key the body is not read.
         self._telemetry.started(record, dialect.operation, request.headers)
         record.path = dialect.path
-        record.tenant = self._security.auth.tenant(request, record.arrived_at)
+        record.tenant = await self._tenant(request, record)
         if self.draining:
             raise errors.draining()
         # Read and parse the body.
@@ -332,7 +338,7 @@ class App:
     ) -> web.StreamResponse:
         """Forward a request that is not shaped, past admission and queues."""
         # Find the tenant, and the backend of a kept response, which no other backend has.
-        record.tenant = self._security.auth.tenant(request, record.arrived_at)
+        record.tenant = await self._tenant(request, record)
         if self.draining:
             raise errors.draining()
         path, models = raw.partition("?")[0], self._backends.models

@@ -1,7 +1,7 @@
 """Check signed tokens: signature, times, audience and issuer. A claim names the tenant.
 
-Checking a signature takes up to a tenth of a millisecond, so a valid token is remembered until it
-expires or the keys change.
+Checking a signature takes up to half a millisecond with each key. So a valid token is remembered
+until it expires or the keys change, and a bad one for a while.
 """
 
 import re
@@ -9,13 +9,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import islice
 from typing import Any, Final
 
 from forebay.proxy.config.tenants import NAME, JwtConfig
 from forebay.proxy.identity.jwks import KeySet, jwt_module
 
 LEEWAY_S: Final = 30.0  # between our clock and the provider's
-MOST_KNOWN: Final = 4_096  # tokens
+MOST_KNOWN: Final = 4_096  # tokens, and as many bad ones
+BAD_S: Final = 10.0  # a bad token is not looked at again: it may have come before its time
+MOST_TRIED: Final = 4  # keys, for a token that names none
 MOST_TOKEN: Final = 16_384  # characters
 _TENANT = re.compile(NAME)
 
@@ -35,23 +38,37 @@ class JwtVerifier:
         self._config = config
         self._keys = keys
         self._now = now
-        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        # The tenant of each token, or None, and until when it is known.
+        self._known = OrderedDict[bytes, tuple[str, float]]()
+        self._bad = OrderedDict[bytes, tuple[None, float]]()
         self._of_keys = keys.changed
+
+    def remembered(self, token: str) -> tuple[str | None] | None:
+        """Return what is known of a token: its tenant, or None for a bad one. Cheap.
+
+        Returns None if it must be checked.
+        """
+        if token.count(".") != 2 or len(token) > MOST_TOKEN:
+            return (None,)
+        if self._of_keys != self._keys.changed:
+            self._known.clear()
+            self._bad.clear()
+            self._of_keys = self._keys.changed
+        digest = _digest(token)
+        found = self._known.get(digest) or self._bad.get(digest)
+        return found[:1] if found is not None and self._now() < found[1] else None
 
     def tenant(self, token: str) -> str | None:
         """Return the tenant that a token names, or None for a foreign or expired token."""
-        if token.count(".") != 2 or len(token) > MOST_TOKEN:
-            return None
-        if self._of_keys != self._keys.changed:
-            self._known.clear()
-            self._of_keys = self._keys.changed
-        digest, now = sha256(token.encode()).digest(), self._now()
-        remembered = self._known.get(digest)
-        if remembered is not None and now < remembered[1]:
-            return remembered[0]
-        claims = self._claims(token)
+        found = self.remembered(token)
+        if found is not None:
+            return found[0]
+        claims, digest = self._claims(token), _digest(token)
         tenant = claims.get(self._config.tenant_claim) if claims else None
         if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant):
+            self._bad[digest] = None, self._now() + BAD_S
+            if len(self._bad) > MOST_KNOWN:
+                self._bad.popitem(last=False)
             return None
         self._known[digest] = tenant, float(claims["exp"]) + LEEWAY_S
         if len(self._known) > MOST_KNOWN:
@@ -63,9 +80,9 @@ class JwtVerifier:
         jwt, config = self._jwt, self._config
         try:
             header = jwt.get_unverified_header(token)
-            for key in self._keys.for_token(str(header.get("kid") or "")):
-                if header.get("alg") not in key.algorithms:
-                    continue
+            key_id, algorithm = str(header.get("kid") or ""), header.get("alg")
+            may = (k for k in self._keys.for_token(key_id) if algorithm in k.algorithms)
+            for key in islice(may, MOST_TRIED):
                 try:
                     claims: dict[str, Any] = jwt.decode(
                         token, key.key, algorithms=list(key.algorithms), audience=config.audience,
@@ -77,3 +94,7 @@ class JwtVerifier:
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError):
             pass
         return {}
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -3,6 +3,9 @@
 Wrong keys are counted by address. Beyond the allowance they get a 429, but a valid key is never
 rejected because of them: behind a load balancer all clients share one address, and a stranger could
 lock all of them out. So the allowance bounds work and noise. Against guessing, long keys help.
+
+Checking the signature of a new token is dear. It is charged to the address, and beyond the
+allowance it waits for a turn, as a long body does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,8 +15,10 @@ from math import ceil
 from aiohttp import web
 
 from forebay.proxy.http1.errors import LOAD, ApiError, retry_headers
+from forebay.proxy.http1.server.server import client_of
 from forebay.proxy.identity.certificates import CertificateTenants
 from forebay.proxy.identity.jwt_tokens import JwtVerifier
+from forebay.proxy.runtime.turns import LoopTurns
 from forebay.proxy.security.keys import KeyRing
 
 FAILURES_AT_ONCE = 20.0
@@ -41,9 +46,8 @@ class Failures:
 
     def count(self, address: str, now: float) -> float:
         """Count a failure. Returns 0 within the allowance, else the seconds until it has room."""
-        network = _network(address)
-        level, at = self._levels.pop(network, (0.0, now))
-        level = max(0.0, level - (now - at) * self._per_s)
+        network, level = _network(address), self._level(address, now)
+        self._levels.pop(network, None)
         over = level + 1.0 - self._at_once
         if over <= 0:
             level += 1.0
@@ -51,6 +55,14 @@ class Failures:
         if len(self._levels) > self._addresses:
             del self._levels[next(iter(self._levels))]
         return max(0.0, over / self._per_s)
+
+    def beyond(self, address: str, now: float) -> bool:
+        """True if the next failure is beyond the allowance."""
+        return bool(self._levels) and self._level(address, now) + 1.0 > self._at_once
+
+    def _level(self, address: str, now: float) -> float:
+        level, at = self._levels.get(_network(address), (0.0, now))
+        return max(0.0, level - (now - at) * self._per_s)
 
 
 class Authenticator:
@@ -88,10 +100,13 @@ class Authenticator:
         self._verifier = verifier
         self._certificates = certificates
 
-    def tenant(self, request: web.BaseRequest, now: float) -> str:
+    async def tenant(self, request: web.BaseRequest, now: float, turns: LoopTurns) -> str:
         """Return the tenant of a request, or "" without keys. Raises ApiError 401 or 429.
 
         A valid key counts before the certificate of the connection.
+
+        Args:
+            turns: run the checks of signatures.
         """
         ring, verifier, certificates = self._ring, self._verifier, self._certificates
         if ring is None and verifier is None and certificates is None:
@@ -99,7 +114,12 @@ class Authenticator:
         for key in given_keys(request.headers):
             tenant = ring.tenant(key) if ring is not None else None
             if tenant is None and verifier is not None:
-                tenant = verifier.tenant(key)
+                known = verifier.remembered(key)
+                if known is None:
+                    address = request.remote or ""
+                    check, long = _check(verifier, key), self._failures.beyond(address, now)
+                    known = (await turns.take(client_of(request), 0, check, long=long),)
+                tenant = known[0]
             if tenant is not None:
                 return tenant
         if certificates is not None and request.transport is not None:
@@ -127,6 +147,10 @@ class Authenticator:
             headers={"WWW-Authenticate": "Bearer"},
             close=self._certificates is not None,  # the next connection may have a better one
         )  # fmt: skip
+
+
+async def _check(verifier: JwtVerifier, token: str) -> str | None:
+    return verifier.tenant(token)
 
 
 def given_keys(headers: Mapping[str, str]) -> Iterator[str]:

@@ -5,8 +5,9 @@ request that queued with its body unread could not be cancelled.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from io import BytesIO
+from typing import Any
 
 from aiohttp import HttpVersion10, web
 
@@ -26,6 +27,7 @@ async def read_client_body(
     memory: RequestMemory,
     *,
     took: Callable[[float], None] | None = None,
+    turn: Callable[[int, Coroutine[Any, Any, bytes]], Awaitable[bytes]] | None = None,
 ) -> bytes:
     """Return the body, decompressed. Raises ApiError 400, 408, 413, 415, or the full budget's.
 
@@ -37,7 +39,7 @@ async def read_client_body(
     or from any later moment. A fast start buys no time for later silence.
 
     `took` gets the seconds that a body takes which has not come with its head, also if it does not
-    come whole.
+    come whole. `turn` runs the decompression of so many bytes.
     """
     coding = coding_of(request.headers)
     if request.content.is_eof() and "expect" not in request.headers:
@@ -50,7 +52,10 @@ async def read_client_body(
         finally:
             if took is not None:
                 took(clock() - began_at)
-    return await decompressed(body, coding, limit, memory) if coding else body
+    if not coding:
+        return body
+    plain = decompressed(body, coding, limit, memory)
+    return await (plain if turn is None else turn(len(body), plain))
 
 
 async def _received(

@@ -19,6 +19,8 @@ from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.traces.ground.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
 
 PIECE_BYTES: Final = 64 << 10  # decompressed in one step, a fraction of a millisecond
+READ_BYTES: Final = 16 << 10  # read in one step: blocks without content take as long as others
+MOST_SILENT: Final = 1 << 20  # bytes of a body that may be read without any output
 MOST_MEMBERS: Final = 1_000  # files of gzip, or frames of zstd, one after another in a body
 WINDOW_LOG: Final = 23  # window of zstd: 8 MiB, the most that a sender may ask for (RFC 9659)
 
@@ -85,23 +87,27 @@ def has_brotli() -> bool:
 async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemory) -> bytes:
     """Return a body without its compression.
 
-    Raises ApiError 400 for a body that is cut or wrong, 413 for a body that becomes larger than
-    `limit` bytes, and the error of a full budget. No more than `limit` bytes are decompressed.
+    Raises ApiError 400 for a body that is cut or wrong, or has no content for MOST_SILENT bytes,
+    413 for a body that becomes larger than `limit` bytes, and the error of a full budget. No more
+    than `limit` bytes are decompressed.
 
     Args:
         coding: as `coding_of` returns it.
         memory: holds the compressed body, and gets the decompressed body.
     """
-    whole, size = BytesIO(), 0
+    whole, size, silent = BytesIO(), 0, 0
     try:
-        for piece in _pieces(body, _DECODERS[coding]):
+        for read, piece in _pieces(body, _DECODERS[coding]):
             size += len(piece)
+            silent = 0 if piece else silent + read
+            if silent > MOST_SILENT:
+                raise EOFError
             if size > limit:
                 message = f"The body is larger than {limit} bytes when decompressed."
                 raise ApiError(413, "request_too_large", message)
             memory.reach(len(body) + size)
             whole.write(piece)
-            if len(piece) >= PIECE_BYTES:
+            if read >= READ_BYTES or len(piece) >= PIECE_BYTES:
                 await asyncio.sleep(0)
     except (zlib.error, ZstdError, EOFError):
         message = f"The body is not valid {coding}, which its content-encoding says."
@@ -110,21 +116,23 @@ async def decompressed(body: bytes, coding: str, limit: int, memory: RequestMemo
     return whole.getvalue()
 
 
-def _pieces(body: bytes, new_decoder: Callable[[], Decoder]) -> Iterator[bytes]:
-    """Yield the content of a body, in pieces of at most PIECE_BYTES.
+def _pieces(body: bytes, new_decoder: Callable[[], Decoder]) -> Iterator[tuple[int, bytes]]:
+    """Yield the content of a body in pieces, each after the number of bytes that were read for it.
+
+    A step reads at most READ_BYTES, and yields about PIECE_BYTES at most.
 
     Raises zlib.error, ZstdError, and EOFError for a body that ends too early or has too many
     members.
     """
     decoder, members = new_decoder(), 1
-    for start in range(0, len(body), PIECE_BYTES):
-        data, more = body[start : start + PIECE_BYTES], True
+    for start in range(0, len(body), READ_BYTES):
+        data, more = body[start : start + READ_BYTES], True
         while more:
             if decoder.eof:
                 decoder, members = new_decoder(), members + 1
                 if members > MOST_MEMBERS:
                     raise EOFError
-            yield decoder.decompress(data, PIECE_BYTES)
+            yield len(data), decoder.decompress(data, PIECE_BYTES)
             data = decoder.unused_data if decoder.eof else b""
             more = bool(data) if decoder.eof else not decoder.needs_input
     if body and not decoder.eof:

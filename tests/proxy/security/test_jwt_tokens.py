@@ -7,18 +7,20 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import pytest
 from said import Said
-from stages.proxy_stage import error_of, on_stage, settle
+from stages.proxy_stage import error_of, now, on_stage, settle
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import JwtConfig
 from forebay.proxy.identity.jwks import FETCH_EVERY_S, MOST_BYTES, RETRY_S, KeySet, parse_jwks
-from forebay.proxy.identity.jwt_tokens import MOST_KNOWN, JwtVerifier
+from forebay.proxy.identity.jwt_tokens import BAD_S, MOST_KNOWN, MOST_TRIED, JwtVerifier
 from forebay.proxy.log_events import LogEvent
+from forebay.proxy.security.auth import FAILURES_AT_ONCE
 from forebay.proxy.security.guards import Security
 from forebay.traces.ground.errors import InputError
 
@@ -85,6 +87,37 @@ def test_a_sound_token_names_its_tenant(key: str) -> None:
     assert known.tenant(token(key, aud=["other", AUDIENCE])) == "acme"
     of_claim = JwtConfig(jwks="k", audience=AUDIENCE, tenant_claim="org")
     assert verifier(key, config=of_claim).tenant(token(key, org="bolt", iss="x")) == "bolt"
+
+
+class Counting:
+    """Counts the signatures that a verifier checks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, decode = 0, jwt.decode
+
+        def counted(*args: Any, **more: Any) -> Any:
+            self.count += 1
+            return decode(*args, **more)
+
+        monkeypatch.setattr(jwt, "decode", counted)
+
+
+def test_a_bad_token_is_checked_once_and_with_a_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = time.time()
+    names = [f"rsa{number}" for number in range(1, 8)]
+    known = verifier(*names, now=lambda: clock)
+    bad = token("rsa9", headers={})
+    counting = Counting(monkeypatch)
+    for _ in range(5):
+        assert known.tenant(bad) is None
+    assert counting.count == MOST_TRIED  # once with each of a few keys
+    assert known.tenant(token("rsa7")) == "acme"  # its key is named
+    clock += BAD_S
+    assert known.tenant(bad) is None
+    assert counting.count == 2 * MOST_TRIED + 1
+    for number in range(MOST_KNOWN + 10):
+        known.tenant(f"{number}.b.c")
+    assert len(known._bad) == MOST_KNOWN
 
 
 def public_pem() -> bytes:
@@ -348,3 +381,33 @@ async def test_tokens_and_keys_side_by_side_and_at_a_reload(tmp_path: Path) -> N
         on.proxy.security.reload(on.proxy.reloader.config)  # at the same moment
         assert await asyncio.gather(*asking) == [(200, "")] * 20
         await settle()
+
+
+async def test_strangers_tokens_are_checked_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All signatures of a stranger's tokens were checked before it got its 429."""
+    file, checked, tenant = tmp_path / "jwks.json", list[float](), JwtVerifier.tenant
+    file.write_text(jwks("rsa1"))
+
+    def slow(self: JwtVerifier, text: str) -> str | None:
+        checked.append(round(now(), 3))
+        until = thread_time() + 0.003
+        while thread_time() < until:
+            pass
+        return tenant(self, text)
+
+    async with on_stage(None, tenants={"jwt": {"jwks": str(file), "audience": AUDIENCE}}) as (
+        on,
+        _,
+    ):
+
+        async def ask(key: str) -> int:
+            return await on.status(headers={"authorization": f"Bearer {key}"})
+
+        for _ in range(int(FAILURES_AT_ONCE)):
+            assert await ask("wrong") == 401
+        monkeypatch.setattr(JwtVerifier, "tenant", slow)
+        bad = [ask(token("rsa2", jti=str(number))) for number in range(6)]
+        assert await asyncio.gather(*bad, ask(token("rsa1"))) == [429] * 6 + [200]
+        assert len(checked) == len(set(checked)) == 7  # each at a moment of its own
