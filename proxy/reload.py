@@ -1,12 +1,14 @@
 """Apply a changed configuration while the proxy runs.
 
-The new configuration is first read and checked as a whole. A bad configuration changes nothing. New
-backends are probed before removed backends stop getting work, so that replacing a backend leaves no
-gap. Keys that need a restart are logged, and the others are applied.
+The new configuration is first read and checked as a whole, in a thread: thousands of tenants take
+seconds. A bad configuration changes nothing. New backends are probed before removed backends stop
+getting work, so that replacing a backend leaves no gap. Keys that need a restart are logged, and
+the others are applied.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +82,7 @@ class Reloader:
         self._load = load
         self._watch = watch
         self._seen = self._stamps()
+        self._loaded: tuple[list[bytes], Config] = [], read  # digests of the files, and the result
         self._unchanged_at = -inf
         self._requested = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -145,11 +148,18 @@ class Reloader:
             return "failed"
         self._seen = self._stamps()
         try:
-            read = self._load()
+            read = await asyncio.to_thread(self._load_changed, self._load)
         except InputError as error:
             return self._failed(error)
         await self._discovery.look_up(read)
         return await self._change_to(read)
+
+    def _load_changed(self, load: Callable[[], Config]) -> Config:
+        """Read the configuration, in a thread. Files that are still the same are not parsed."""
+        contents = [digest for path in self._watched() for digest in _digests(path)]
+        if not contents or contents != self._loaded[0]:
+            self._loaded = contents, load()
+        return self._loaded[1]
 
     async def _follow_names(self) -> None:
         """Look up the names of `dns` backends, and use the servers behind them."""
@@ -166,11 +176,7 @@ class Reloader:
 
     async def _change_to(self, read: Config) -> Result:
         try:
-            changed = changes(self.config, self._discovery.expand(read))
-            loaded = self._services.security.read(
-                changed.config
-            )  # even if only the files have changed
-            self._services.followers.check(changed.config)
+            changed, loaded = await asyncio.to_thread(self._checked, read)
         except InputError as error:
             return self._failed(error)
         self.restart, self._read = changed.restart, read
@@ -185,6 +191,13 @@ class Reloader:
         self.message = f"reloaded ({', '.join(changed.keys)})" + (f"; {later}" if later else "")
         return "partly" if changed.restart else "applied"
 
+    def _checked(self, read: Config) -> tuple[Changes, LoadedSecurity]:
+        """Compare and check a configuration, in a thread. Raises InputError."""
+        changed = changes(self.config, self._discovery.expand(read))
+        loaded = self._services.security.read(changed.config)  # even if only files have changed
+        self._services.followers.check(changed.config)
+        return changed, loaded
+
     async def _apply(self, changed: Changes, loaded: LoadedSecurity) -> None:
         services, config = self._services, changed.config
         specs = {spec.name: spec for spec in config.core_backends()}
@@ -195,7 +208,11 @@ class Reloader:
         joining = [self._join(backend, specs[backend.name]) for backend in changed.added]
         moving = [self._move(backend, specs[backend.name]) for backend in changed.moved]
         following = [self._follow(backend) for backend in changed.resized]
-        await asyncio.gather(*joining, *moving, *following)
+        tasks = []
+        for change in (*joining, *moving, *following):
+            tasks.append(asyncio.create_task(change))
+            await asyncio.sleep(0)  # each takes a while where there are hundreds
+        await asyncio.gather(*tasks)
         # No await from here on, so that no request sees half of the change.
         services.backends.models.apply(config.models)  # after new backends have listed theirs
         self._renew_security(loaded)
@@ -225,6 +242,7 @@ class Reloader:
         )
         for name in changed.removed:
             self._leave(name)
+            await asyncio.sleep(0)
 
     def _renew_security(self, loaded: LoadedSecurity) -> None:
         if self._services.security.take(loaded):
@@ -272,8 +290,10 @@ class Reloader:
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         """Return a stamp for each watched file that changes with it, or None without a file."""
-        paths = (self._watch, self._read.backends_file)
-        return [_stamp(path) for path in paths if path is not None]
+        return [_stamp(path) for path in self._watched()]
+
+    def _watched(self) -> list[Path]:
+        return [path for path in (self._watch, self._read.backends_file) if path is not None]
 
     async def _run(self) -> None:
         seen, looked_up_at = self._seen, self._services.driver.clock()
@@ -305,3 +325,11 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _digests(path: Path) -> list[bytes]:
+    """Return a digest of a file's content, or none without a file."""
+    try:
+        return [sha256(path.read_bytes()).digest()]
+    except OSError:
+        return []

@@ -74,11 +74,11 @@ class Security:
         self.take(self.read(config))
 
     def read(self, config: Config) -> LoadedSecurity:
-        """Read and check the files that `config` names. Raises InputError."""
+        """Read and check the files that `config` names, in any thread. Raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
-        seen = _stamps(config)  # before reading
-        ring, before = _ring(config, self._environ), self.auth.ring
+        seen, before = _stamps(config), self.auth.ring  # before reading
+        ring = _ring(config, self._environ, before)
         if ring and before and before.ends_line and not ring.ends_line:
             raise InputError(
                 f"tenants.keys: {config.tenants.keys} has no line end after its last key any more: "
@@ -154,24 +154,28 @@ class Security:
             tasks.create_task(self.jwks.keep_fresh(say))
             while True:
                 await asyncio.sleep(WATCH_S)
-                self.check_files(say)
+                await self.check_files(say)
 
-    def check_files(self, say: Say) -> None:
+    async def check_files(self, say: Say) -> None:
         """Reload if a file has changed since it was last read, but not since the last check.
 
-        A file that is still changing may be half written.
+        A file that is still changing may be half written. Reading takes long for many keys, so a
+        thread does it.
         """
-        stamps = _stamps(self._config)
+        config = self._config
+        stamps = _stamps(config)
         settled, self._latest = stamps == self._latest, stamps
         if stamps == self._seen or not settled:
             return
         try:
-            self.reload(self._config)
+            loaded = await asyncio.to_thread(self.read, config)
         except InputError as error:
             self._seen = stamps  # logged once, not at every check
             say(LogEvent.KEYS_REFUSED, f"keeping the old keys and certificate: {error}")
         else:
-            self.say_renewed(say)
+            if config is self._config:  # else a reload came first
+                self.take(loaded)
+                self.say_renewed(say)
 
     def say_renewed(self, say: Say) -> None:
         """Log that changed files were applied."""
@@ -218,9 +222,11 @@ def _certificates(config: Config, certificate: PublicContext | None) -> Certific
     return CertificateTenants(certificate.authorities, certificate_names(config.tenants))
 
 
-def _ring(config: Config, environ: Mapping[str, str]) -> KeyRing | None:
+def _ring(
+    config: Config, environ: Mapping[str, str], before: KeyRing | None = None
+) -> KeyRing | None:
     keys = config.tenants.keys
-    return None if keys is None else read_keys(keys, environ)
+    return None if keys is None else read_keys(keys, environ, before)
 
 
 def _file_keys(config: Config) -> list[SigningKey]:

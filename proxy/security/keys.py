@@ -27,15 +27,20 @@ class KeyRing:
     """Maps keys to tenants. Immutable.
 
     Attributes:
+        source: a digest of the file that the keys were read from.
         tenants: unique names in the order of the source.
         short_keys: number of plain keys that are short enough to be guessed.
         ends_line: the source ends with a line end. A file that was cut within a key does not.
     """
 
-    __slots__ = ("_by_head", "ends_line", "short_keys", "tenants")
+    __slots__ = ("_by_head", "ends_line", "short_keys", "source", "tenants")
 
     def __init__(
-        self, digests: Mapping[bytes, str], short_keys: int = 0, ends_line: bool = False
+        self,
+        digests: Mapping[bytes, str],
+        short_keys: int = 0,
+        ends_line: bool = False,
+        source: bytes = b"",
     ) -> None:
         by_head: dict[bytes, list[tuple[bytes, str]]] = {}
         for digest, tenant in digests.items():
@@ -44,6 +49,7 @@ class KeyRing:
         self.tenants = tuple(dict.fromkeys(digests.values()))
         self.short_keys = short_keys
         self.ends_line = ends_line
+        self.source = source
 
     def __len__(self) -> int:
         return sum(map(len, self._by_head.values()))
@@ -60,8 +66,12 @@ class KeyRing:
         return None
 
 
-def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
-    """Read the keys of `tenants.keys`, a path or `env:NAME`. Raises InputError."""
+def read_keys(source: str, environ: Mapping[str, str], before: KeyRing | None = None) -> KeyRing:
+    """Read the keys of `tenants.keys`, a path or `env:NAME`. Raises InputError.
+
+    Args:
+        before: keys that were read earlier. They are returned if the file is still the same.
+    """
     if source.startswith(ENVIRONMENT):
         name = source.removeprefix(ENVIRONMENT)
         if name not in environ:
@@ -73,17 +83,24 @@ def read_keys(source: str, environ: Mapping[str, str]) -> KeyRing:
             data = file.read(FILE_BYTES + 1)
     except OSError as error:
         raise InputError(f"tenants.keys: cannot read {path} ({error.strerror})") from None
+    digest = sha256(data).digest()
+    if before is not None and before.source == digest:
+        return before
     if len(data) > FILE_BYTES:
         raise InputError(f"tenants.keys: {path} is larger than {FILE_BYTES >> 20} MiB")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"tenants.keys: {path} is not a text file") from None
-    return parse_keys(text, str(path))
+    return parse_keys(text, str(path), digest)
 
 
-def parse_keys(text: str, source: str) -> KeyRing:
-    """Parse keys, separated by line ends or commas. Raises InputError."""
+def parse_keys(text: str, source: str, of_file: bytes = b"") -> KeyRing:
+    """Parse keys, separated by line ends or commas. Raises InputError.
+
+    Args:
+        of_file: a digest of the file.
+    """
     digests: dict[bytes, str] = {}
     short_keys = 0
     for number, entry in _entries(text):
@@ -118,7 +135,7 @@ def parse_keys(text: str, source: str) -> KeyRing:
             raise InputError(f"{where}: this key already belongs to {digests[digest]}")
     if not digests:
         raise InputError(f"tenants.keys: {source} has no key; give lines `tenant: key`")
-    return KeyRing(digests, short_keys, text.endswith(("\n", "\r")))
+    return KeyRing(digests, short_keys, text.endswith(("\n", "\r")), of_file)
 
 
 def _entries(text: str) -> Iterable[tuple[int, str]]:

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
 import yaml
 from fakes.faulty_backends import busy
+from said import Said
 from stages.proxy_stage import (
     DONE,
     EVENT,
@@ -36,6 +38,9 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
+from forebay.proxy.security import keys as keys_module
+from forebay.proxy.security.keys import KeyRing
+from forebay.proxy.serve import start_proxy
 
 ONE = {"backends": [{"name": "a", "url": "http://127.0.0.1:1"}]}
 
@@ -577,3 +582,48 @@ async def test_without_a_file_there_is_nothing_to_reload() -> None:
     ):
         assert answer.status == 400
         assert "was not read from a file" in await answer.text()
+
+
+@pytest.mark.real_time
+async def test_files_are_read_in_a_thread_and_only_if_they_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5,000 tenants stopped all streams for 0.8 s of processor time, changed or not."""
+    files, keys, threads = Files(tmp_path), tmp_path / "keys", list[tuple[str, int]]()
+    keys.write_text("acme: sk-of-tests-0123456789\n")
+    parse = keys_module.parse_keys
+
+    def load() -> Config:
+        threads.append(("configuration", get_ident()))
+        return files.load()
+
+    def parse_keys(*arguments: Any) -> KeyRing:
+        threads.append(("keys", get_ident()))
+        return parse(*arguments)
+
+    async with RawBackend().running() as backend:
+        files.write({"b0": backend.url}, tenants={"keys": str(keys)})
+        first = files.load()
+        async with start_proxy(first, Said(), load=load, watch=files.path) as proxy:
+            monkeypatch.setattr(keys_module, "parse_keys", parse_keys)
+            results = []
+            for text in ("", "", "bolt: sk-of-tests-9876543210\n", ""):
+                keys.write_text(keys.read_text() + text)
+                results.append(await proxy.reloader.reload())
+            files.write({"b0": backend.url}, tenants={"keys": str(keys)}, reject_status=503)
+            results.append(await proxy.reloader.reload())
+    assert results == ["unchanged"] * 4 + ["applied"]
+    assert [what for what, _ in threads] == ["configuration", "keys", "configuration"]
+    assert get_ident() not in {thread for _, thread in threads}
+
+
+async def test_a_file_whose_configuration_was_refused_is_tried_again(tmp_path: Path) -> None:
+    files, keys = Files(tmp_path), tmp_path / "keys"
+    async with RawBackend().running() as backend:
+        files.write({"b0": backend.url})
+        async with start_proxy(files.load(), Said(), load=files.load, watch=files.path) as proxy:
+            files.write({"b0": backend.url}, tenants={"keys": str(keys)})
+            assert await proxy.reloader.reload() == "failed"
+            keys.write_text("acme: sk-of-tests-0123456789\n")
+            assert await proxy.reloader.reload() == "applied"
+            assert proxy.security.auth.tenants() == ("acme",)

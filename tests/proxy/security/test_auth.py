@@ -245,37 +245,37 @@ class TestCheckConfig:
         assert "sk-12" not in said
 
 
-def check(security: Security, said: Said) -> None:
+async def check(security: Security, said: Said) -> None:
     """Look twice: a file is taken when it has not changed in between."""
-    security.check_files(said)
-    security.check_files(said)
+    await security.check_files(said)
+    await security.check_files(said)
 
 
 class TestReload:
     def make(self, path: Path, **tenants: Any) -> Config:
         return load_config(None, {**ONE, "tenants": {"keys": str(path), **tenants}}, {})
 
-    def test_a_bad_file_keeps_the_old_keys_and_is_said_once(self, tmp_path: Path) -> None:
+    async def test_a_bad_file_keeps_the_old_keys_and_is_said_once(self, tmp_path: Path) -> None:
         path = key_file(tmp_path)
         security = Security(self.make(path), {})
         old, said = security.auth.ring, Said()
         security.say_notes(said)
         assert said == ["3 API keys of 2 tenants"]
         said.clear()
-        check(security, said)
+        await check(security, said)
         assert not said
         path.write_text("acme: sk-canary-new\nbroken\n")
-        check(security, said)
-        check(security, said)
+        await check(security, said)
+        await check(security, said)
         assert security.auth.ring is old
         assert [line for line in said if f"{path}:2: give" in line] == said
         assert len(said) == 1
         path.unlink()
-        check(security, said)
+        await check(security, said)
         assert security.auth.ring is old
         assert "No such file" in said[1]
         key_file(tmp_path, "bolt: sk-canary-newer-0001\n")
-        check(security, said)
+        await check(security, said)
         ring = security.auth.ring
         assert ring is not None
         assert (ring.tenant("sk-canary-newer-0001"), ring.tenant(ACME)) == ("bolt", None)
@@ -284,22 +284,22 @@ class TestReload:
         refused, renewed = LogEvent.KEYS_REFUSED, LogEvent.KEYS_LOADED
         assert [e for e, *_ in said.events[1:]] == [refused, refused, renewed]
 
-    def test_a_file_that_is_being_written_waits(self, tmp_path: Path) -> None:
+    async def test_a_file_that_is_being_written_waits(self, tmp_path: Path) -> None:
         """Line by line, then cut in a key for good: neither is taken."""
         path = key_file(tmp_path, f"acme: {ACME}\nbolt: {BOLT}\n")
         security = Security(self.make(path), {})
         old, said = security.auth.ring, Said()
         for lines in range(1, 4):
             path.write_text("".join(f"t{i}: sk-canary-{i}-0123456789\n" for i in range(lines)))
-            security.check_files(said)
+            await security.check_files(said)
             assert security.auth.ring is old
         path.write_text(f"acme: {ACME}\nbolt: {BOLT[:-5]}")
-        check(security, said)
+        await check(security, said)
         assert security.auth.ring is old
         assert len(said) == 1
         assert "half written" in said[0]
         path.write_text(f"bolt: {BOLT}\n")
-        check(security, said)
+        await check(security, said)
         assert security.auth.ring is not None
         assert security.auth.ring.tenants == ("bolt",)
 

@@ -71,9 +71,9 @@ def verifier(*names: str, config: JwtConfig = CONFIG, **options: Any) -> JwtVeri
     return JwtVerifier(config, keys, **options)
 
 
-def check(security: Security, said: Said) -> None:
+async def check(security: Security, said: Said) -> None:
     for _ in range(2):  # a file must stay the same for one look
-        security.check_files(said)
+        await security.check_files(said)
 
 
 # Which tokens count.
@@ -285,7 +285,7 @@ async def test_a_url_is_read_and_a_server_that_is_not_there_is_said() -> None:
     assert "Connection refused" in said[0]
 
 
-def test_a_file_rotates_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+async def test_a_file_rotates_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     path, said = tmp_path / "keys.json", Said()
     path.write_text(jwks("rsa1"))
     security = Security(made(path), {})
@@ -298,13 +298,13 @@ def test_a_file_rotates_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     assert tenants() == ["acme", None]
     for bad in (jwks("rsa2")[:-1], "{}", ""):  # half written
         path.write_text(bad)
-        check(security, said)
+        await check(security, said)
         assert tenants() == ["acme", None]
     path.write_text(jwks("rsa1", "rsa2"))
-    check(security, said)
+    await check(security, said)
     assert tenants() == ["acme", "acme"]
     path.write_text(jwks("rsa2"))
-    check(security, said)
+    await check(security, said)
     assert tenants() == [None, "acme"]
     assert said[-1] == "using the new keys and certificate; 1 keys for tokens"
 
