@@ -1,10 +1,10 @@
 """Share the event loop by processor time: who parses next, and who waits?
 
 Each holder, a tenant or the address of a stranger, has a debt: the processor time that its requests
-took, paid off at a share of real time. Work that is expected to be long takes turns: one at a time,
-the holder with the least debt first, and then none for some times as long as it took. A holder
-whose debt is large takes turns with its short work, too, so that each turn of the loop begins one
-of its requests. All other short work goes on at once.
+took, paid off at a share of what all took. Work that is expected to be long takes turns: one at a
+time, the holder with the least debt first, and then none for some times as long as it took. A
+holder whose debt is large takes turns with its short work, too, a few in each turn of the loop. All
+other short work goes on at once.
 
 How long a body takes is expected from its length. For holders whose bodies took long for their
 length, the dearest of late counts: a MB of values takes ten times as long as a MB of text.
@@ -13,9 +13,8 @@ length, the dearest of late counts: a MB of values takes ten times as long as a 
 
 import asyncio
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import thread_time
@@ -25,15 +24,20 @@ from forebay.proxy.core.learn.decay import RECENT_S, Average
 from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.http1 import errors
 
-SHORT_S: Final = 0.002
-"""Processor time that holds up others for so little that it need not wait. Doubled: a body that
+SHORT_S: Final = 0.001
+"""Processor time that holds up others for so little that it needs no pause. Doubled: a body that
 is dear to parse may hold all streams up for twice as long, as often as it comes."""
 TEXT_S_PER_BYTE: Final = SHORT_S / (1 << 20)  # of a body that is nearly all text
 LEARNED_BYTES: Final = 64 << 10  # what takes long in a shorter body is no fault of its bytes
 PAUSE: Final = 4.0
 """Pause after a long turn, as a multiple of the turn. Doubled: others are held up half as often,
 and a tenant that sends nothing but large bodies gets half as many parsed."""
-PAID_OFF: Final = 1.0 / 3.0  # of real time: a holder that uses less of the loop has no debt
+PAID_OFF: Final = 1.0 / 3.0  # of all processor time: a holder that uses less of it has no debt
+IDLE: Final = 0.1  # of real time is paid off, too
+AT_ONCE: Final = 4
+"""Short work of heavy holders that begins in one turn of the loop. Doubled: others wait four times
+as long. Halved: the requests of a heavy tenant take the proxy half as much time again, as one turn
+of the loop has less to do for several."""
 MOST_HOLDERS: Final = 4_096
 MOST_WAIT_S: Final = 30.0
 
@@ -41,7 +45,11 @@ T = TypeVar("T")
 
 
 class _Account:
-    """The debt of a holder, as the time at which it is paid off, and its dearest body of late."""
+    """The debt of a holder, and its dearest body of late.
+
+    Attributes:
+        paid_at: the processor time of all, since the start, at which the debt will be paid off.
+    """
 
     __slots__ = ("dear_until", "paid_at", "s_per_byte")
 
@@ -56,6 +64,7 @@ class Debts:
     def __init__(self) -> None:
         self._accounts = OrderedDict[str, _Account]()
         self._latest, self._changed_at = "", -inf
+        self._charged_s = 0.0
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -85,95 +94,85 @@ class Debts:
                 self._accounts.popitem(last=False)
         else:
             self._accounts.move_to_end(holder)
-        paid_at = max(account.paid_at, now) + spent_s / PAID_OFF
-        account.paid_at = min(paid_at, now + RECENT_S)
+        used_s = self._used_s(now)
+        paid_at = max(account.paid_at, used_s) + spent_s / PAID_OFF
+        account.paid_at = min(paid_at, used_s + RECENT_S)
+        self._charged_s += spent_s
         if size and spent_s > SHORT_S:
             s_per_byte = spent_s / max(size, LEARNED_BYTES)
             if now >= account.dear_until or s_per_byte >= account.s_per_byte:
                 account.s_per_byte, account.dear_until = s_per_byte, now + RECENT_S
 
     def paid_at(self, holder: str) -> float:
-        """Return when a holder has no debt any more. This orders holders at any time."""
+        """Return a number that orders holders by their debts at any time."""
         account = self._accounts.get(holder)
         return -inf if account is None else account.paid_at
 
     def heavy(self, holder: str, now: float) -> bool:
         """True if a holder has used much more than its share of the loop."""
-        return self.paid_at(holder) > now + INSTANT_S / PAID_OFF
+        return self.paid_at(holder) > self._used_s(now) + INSTANT_S / PAID_OFF
+
+    def _used_s(self, now: float) -> float:
+        return self._charged_s + IDLE * now
 
 
-@dataclass(order=True, slots=True)
 class Turn:
     """The place of a piece of work in a line.
 
     Attributes:
-        granted: called when it is its turn.
+        granted: called when its turn has come.
         left: the work does not wait any more.
         taken: its turn has come.
     """
 
-    paid_at: float
-    number: int
-    holder: str = field(compare=False)
-    granted: Callable[[], None] = field(compare=False)
-    left: bool = field(default=False, compare=False)
-    taken: bool = field(default=False, compare=False)
+    __slots__ = ("granted", "left", "taken")
+
+    def __init__(self, granted: Callable[[], None]) -> None:
+        self.granted = granted
+        self.left = self.taken = False
 
 
 class Line:
-    """Work of one kind that takes turns: one at a time, the holder with the least debt first.
-
-    Attributes:
-        taken: a turn has begun and has not ended.
-        next_at: no turn begins before.
-        armed: the beginning of the next turn is scheduled.
-    """
+    """Work that waits for a turn, the holder with the least debt first."""
 
     def __init__(self, debts: Debts) -> None:
         self._debts = debts
-        self._waiting: list[Turn] = []
+        self._waiting: dict[str, deque[Turn]] = {}
+        self._holders: list[tuple[float, int, str]] = []  # a heap by debts, as of when they joined
         self._count = 0
-        self.taken = self.armed = False
-        self.next_at = -inf
 
-    @property
-    def waits(self) -> bool:
-        """True if a turn may begin at `next_at`."""
-        return bool(self._waiting) and not self.taken
-
-    def take(self, now: float) -> bool:
-        """Take a turn at once. False if others have it, wait for it, or pause."""
-        if self.taken or self._waiting or now < self.next_at:
-            return False
-        self.taken = True
-        return True
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
 
     def wait(self, holder: str, granted: Callable[[], None]) -> Turn:
         """Wait for a turn."""
-        self._count += 1
-        turn = Turn(self._debts.paid_at(holder), self._count, holder, granted)
-        heapq.heappush(self._waiting, turn)
+        turn, turns = Turn(granted), self._waiting.get(holder)
+        if turns is None:
+            turns = self._waiting[holder] = deque()
+            self._join(holder, self._debts.paid_at(holder))
+        turns.append(turn)
         return turn
 
-    def begin(self) -> Turn | None:
-        """Give the turn to the holder with the least debt. None if nobody waits any more."""
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)
-            if turn.left:
-                continue
-            paid_at = self._debts.paid_at(turn.holder)
-            if paid_at > turn.paid_at:  # it was charged while it waited
-                turn.paid_at = paid_at
-                heapq.heappush(self._waiting, turn)
-                continue
-            self.taken = turn.taken = True
-            return turn
+    def next(self) -> Turn | None:
+        """Give a turn to the holder with the least debt. None if nobody waits any more."""
+        while self._holders:
+            joined_at, _, holder = heapq.heappop(self._holders)
+            turns, paid_at = self._waiting[holder], self._debts.paid_at(holder)
+            while turns and turns[0].left:
+                turns.popleft()
+            turn = turns.popleft() if turns and paid_at <= joined_at else None
+            if turns:
+                self._join(holder, paid_at)  # perhaps behind others: it may have been charged
+            else:
+                del self._waiting[holder]
+            if turn is not None:
+                turn.taken = True
+                return turn
         return None
 
-    def end(self, spent_s: float, now: float, *, pauses: bool) -> None:
-        """End a turn that took so much processor time."""
-        self.taken = False
-        self.next_at = now + (PAUSE * spent_s if pauses else 0.0)
+    def _join(self, holder: str, paid_at: float) -> None:
+        self._count += 1
+        heapq.heappush(self._holders, (paid_at, self._count, holder))
 
 
 class Measured(Generic[T]):
@@ -222,6 +221,9 @@ class LoopTurns:
         self._cpu = cpu
         self.debts = Debts()
         self._long, self._short = Line(self.debts), Line(self.debts)
+        self._long_taken = False  # by a long turn, or by the pause after it
+        # Short work of heavy holders that has begun in this turn of the loop, or millisecond.
+        self._begun, self._begun_at, self._beginning = 0, -inf, False
         self._rest = Average(0.0)  # of an answer: all that is not measured by itself
         self._answered_at = cpu()
 
@@ -237,10 +239,9 @@ class LoopTurns:
         debts, now = self.debts, self._clock()
         debts.seen(holder, now)
         long = long or debts.expected_s(holder, size, now) > SHORT_S
-        line = self._long if long else self._short if debts.heavy(holder, now) else None
-        if line is not None and not line.take(now):
+        if long or (debts.heavy(holder, now) and not debts.alone(now)):
             try:
-                await self._wait(line, holder)
+                await self._turn(holder, now, long=long)
             except BaseException:
                 work.close()
                 raise
@@ -248,11 +249,11 @@ class LoopTurns:
         try:
             result = await measured
         finally:
-            spent_s, now = measured.spent_s, self._clock()
-            debts.charge(holder, spent_s, now, size)
+            spent_s = measured.spent_s
+            debts.charge(holder, spent_s, self._clock(), size)
             self._answered_at += spent_s
-            if line is not None:
-                self._end(line, spent_s, now)
+            if long:
+                self._loop.call_later(PAUSE * spent_s, self._next_long)
         if long:
             await asyncio.sleep(0)  # what comes of it takes a while, too
         return result
@@ -269,40 +270,59 @@ class LoopTurns:
         self._answered_at = now
         self.debts.charge(holder, self._rest.value, self._clock())
 
+    async def _turn(self, holder: str, now: float, *, long: bool) -> None:
+        """Take a turn, at once or later."""
+        if long:
+            if self._long_taken:
+                await self._wait(self._long, holder)
+            self._long_taken = True
+            return
+        if now != self._begun_at:
+            self._begun, self._begun_at = 0, now
+        if self._begun < AT_ONCE and not self._short:
+            self._begun += 1
+            return
+        if not self._beginning:
+            self._beginning = True
+            self._loop.call_soon(self._next_short)
+        await self._wait(self._short, holder)
+
     async def _wait(self, line: Line, holder: str) -> None:
         future = self._loop.create_future()
         turn = line.wait(holder, partial(_grant, future))
-        self._arm(line)
+        late = self._loop.call_later(MOST_WAIT_S, _give_up, future)
         try:
-            async with asyncio.timeout(MOST_WAIT_S):
-                await future
-        except BaseException as error:
+            await future
+        except BaseException:
             turn.left = True
-            if turn.taken:  # its turn came as its client left, or too late
-                self._end(line, 0.0, self._clock())
-            if isinstance(error, TimeoutError):
-                raise errors.overloaded() from None
+            if turn.taken and line is self._long:  # its turn came as its client left, or too late
+                self._next_long()
             raise
+        finally:
+            late.cancel()
 
-    def _end(self, line: Line, spent_s: float, now: float) -> None:
-        # Short work of a holder without others needs no pause: it holds up nobody.
-        line.end(spent_s, now, pauses=line is self._long or not self.debts.alone(now))
-        self._arm(line)
-
-    def _arm(self, line: Line) -> None:
-        """Begin the next turn in time, if one may begin."""
-        if not line.waits or line.armed:
-            return
-        line.armed = True
-        self._loop.call_at(line.next_at, self._begin, line)
-
-    def _begin(self, line: Line) -> None:
-        line.armed = False
-        turn = line.begin()
+    def _next_long(self) -> None:
+        turn = self._long.next()
+        self._long_taken = turn is not None
         if turn is not None:
             turn.granted()
+
+    def _next_short(self) -> None:
+        self._begun_at = self._clock()
+        for self._begun in range(1, AT_ONCE + 1):
+            turn = self._short.next()
+            if turn is None:
+                self._beginning = False
+                return
+            turn.granted()
+        self._loop.call_soon(self._next_short)
 
 
 def _grant(future: asyncio.Future[None]) -> None:
     if not future.done():  # a cancelled task runs soon, and ends its turn
         future.set_result(None)
+
+
+def _give_up(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(errors.overloaded())

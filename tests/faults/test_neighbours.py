@@ -1,12 +1,13 @@
 """A good client beside abuse, in virtual time: all its requests are served."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from neighbour_backend import Answers
-from stages.neighbour_scenes import SCENES, GoodClient, set_keys
-from stages.proxy_stage import Call, on_stage
+from stages.neighbour_scenes import KEYS, SCENES, GoodClient, set_keys
+from stages.proxy_stage import Call, Stage, now, on_stage
 
 SECONDS = 1.5
 
@@ -30,3 +31,64 @@ async def test_a_good_client_is_served_beside(name: str) -> None:
         await asyncio.gather(abuse, return_exceptions=True)
     assert client.sent >= 5
     assert client.statuses == {"good": client.sent}
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+DEAR: dict[str, dict[str, Any]] = {
+    "50,000 keys": dict.fromkeys((f"k{number}" for number in range(50_000)), 1),
+    "10,000 messages": {"messages": HELLO * 10_000},
+    "9,000 parts": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 9_000}]
+    },
+}
+
+
+async def ask(on: Stage, tenant: str, **fields: Any) -> int:
+    """Ask for a chat, and return the status."""
+    data = json.dumps({"model": tenant, "messages": HELLO, **fields}).encode()
+    headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+    return await on.status(data, path="/v1/chat/completions", headers=headers)
+
+
+async def order_of(on: Stage, calls: list[Call], asks: list[Any]) -> list[str]:
+    """Send requests at the same moment. Returns the tenants in the order of the backend."""
+    before = len(calls)
+    assert set(await asyncio.gather(*asks)) == {200}
+    return [str(json.loads(call.body)["model"]) for call in calls[before:]]
+
+
+@pytest.mark.parametrize("body", DEAR)
+async def test_bodies_that_are_dear_to_parse_take_turns(body: str) -> None:
+    """Below 1 MiB they were parsed as they came, and all others waited for all of them."""
+    set_keys()
+    async with on_stage(None, **SCENES["foreign_responses"].config) as (on, (backend,)):
+        assert await ask(on, "bad", **DEAR[body]) == 200
+        asks = [ask(on, "bad", **DEAR[body]) for _ in range(6)]
+        order = await order_of(on, backend.calls, [*asks, *(ask(on, "good") for _ in range(3))])
+        assert order.count("bad") == 6
+        assert "good" not in order[6:]  # at most three were parsed before
+        debts = on.proxy.app._turns.debts
+        assert debts.expected_s("bad", 100_000, now()) > debts.expected_s("good", 100_000, now())
+
+
+async def test_a_flood_of_small_requests_lets_others_pass() -> None:
+    """The requests of a tenant that floods began in the order in which they came."""
+    set_keys()
+    async with on_stage(None, **SCENES["foreign_responses"].config) as (on, (backend,)):
+        for tenant in ("good", "bad"):
+            assert await ask(on, tenant) == 200
+        on.proxy.app._turns.debts.charge("bad", 1.0, now())  # as after a second of it
+        asks = [ask(on, "bad") for _ in range(60)]
+        order = await order_of(on, backend.calls, [*asks, ask(on, "good")])
+        assert order.index("good") < 30
+
+
+async def test_requests_that_are_rejected_are_charged_to_their_address() -> None:
+    """Unknown paths and wrong keys cost nobody anything."""
+    set_keys()
+    async with on_stage(None, **SCENES["foreign_responses"].config) as (on, _):
+        debts = on.proxy.app._turns.debts
+        for _ in range(20):
+            assert await on.status_of(f"{on.url}/nothing") == 404
+            assert await on.status(path="/v1/models", headers={"authorization": "Bearer x"}) >= 400
+        assert debts.paid_at("127.0.0.1") > 0.0
