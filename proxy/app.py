@@ -66,7 +66,7 @@ class App:
             services.driver.clock, Spending(services.driver.shaper.peering), models, rejected
         )
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
-        self._turns = LoopTurns()
+        self.turns = LoopTurns()
         self._parsed_count = 0
         # State that a drain waits for or changes.
         self.held = HeldRequests(models, config.hold.max_requests)
@@ -137,12 +137,12 @@ class App:
             status = response.status
             if not memory.holder:  # the body was not read; to wait for a turn is no work
                 self._port.rejecting_s += min(SHORT_S, perf_counter() - began)
-                await self._turns.pace(client_of(request))
+                await self.turns.pace(client_of(request))
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise
         finally:
-            self._turns.answered(memory.holder or client_of(request))
+            self.turns.answered(memory.holder or client_of(request))
             self._allowances.ended(record)
             self._telemetry.finished(record, status, self._driver.clock())
         # Complete the headers of a response that is not a stream, and send it.
@@ -182,7 +182,7 @@ class App:
         return await self._forward(request, raw, record, memory)
 
     async def _tenant(self, request: web.BaseRequest, record: RequestRecord) -> str:
-        return await self._security.auth.tenant(request, record.arrived_at, self._turns)
+        return await self._security.auth.tenant(request, record.arrived_at, self.turns)
 
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
@@ -191,7 +191,7 @@ class App:
         limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
         return await read_client_body(
             request, limit, wait_s, memory,
-            took=self._metrics.uploaded, turn=partial(self._turns.take, memory.holder),
+            took=self._metrics.uploaded, turn=partial(self.turns.take, memory.holder),
         )  # fmt: skip
 
     async def _shaped(
@@ -210,7 +210,7 @@ class App:
             raise errors.draining()
         # Read and parse the body.
         body = await self._body(request, record, memory)
-        parsed = await self._turns.take(
+        parsed = await self.turns.take(
             memory.holder, len(body), self._parsed(body, request, dialect, record.id, record.tenant)
         )
         if parsed.previous_id:
@@ -299,7 +299,7 @@ class App:
             limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
             body = await read_client_body(request, limit, wait_s, memory)
             work = self._parsed(body, request, None, "preview", tenant)
-            return (await self._turns.take(memory.holder, len(body), work)).request
+            return (await self.turns.take(memory.holder, len(body), work)).request
 
     async def _parsed(
         self, body: bytes, request: web.BaseRequest, dialect: Dialect | None, id_: str, tenant: str
@@ -381,7 +381,7 @@ class App:
                 body, content_type, record.tenant, salts, models,
                 form=may_be_form(path), names_model=limited,
             )  # fmt: skip
-            body, model = await self._turns.take(memory.holder, len(body), work)
+            body, model = await self.turns.take(memory.holder, len(body), work)
         # Check the tenant's allowance and the model.
         if request.method == "POST" and not home:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)

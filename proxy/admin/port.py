@@ -70,7 +70,9 @@ class Admin:
                 ready = self._app.ready
                 return web.Response(status=200 if ready else 503, text=f"ready: {ready}\n")
             case "GET", "/metrics":
-                return self._metrics(seconds_ago(request))
+                # A page takes milliseconds, so scrapes take turns.
+                page = self._metrics(seconds_ago(request))
+                return await self._app.turns.take("/metrics", 0, page, long=True)
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
                 return self._explain(id_)
             case "GET", "/status" | "/history" as path:
@@ -94,7 +96,7 @@ class Admin:
                 return await self._reload()
         return wrong_request(request)
 
-    def _metrics(self, ago_s: float | None) -> web.Response:
+    async def _metrics(self, ago_s: float | None) -> web.Response:
         services = self._services
         past = services.past
         text = services.metrics.text() if ago_s is None else past.ago(ago_s) + past.age(ago_s)

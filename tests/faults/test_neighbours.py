@@ -67,7 +67,7 @@ async def test_bodies_that_are_dear_to_parse_take_turns(body: str) -> None:
         order = await order_of(on, backend.calls, [*asks, *(ask(on, "good") for _ in range(3))])
         assert order.count("bad") == 6
         assert "good" not in order[6:]  # at most three were parsed before
-        debts = on.proxy.app._turns.debts
+        debts = on.proxy.app.turns.debts
         assert debts.expected_s("bad", 100_000, now()) > debts.expected_s("good", 100_000, now())
 
 
@@ -77,7 +77,7 @@ async def test_a_flood_of_small_requests_lets_others_pass() -> None:
     async with on_stage(None, **SCENES["foreign_responses"].config) as (on, (backend,)):
         for tenant in ("good", "bad"):
             assert await ask(on, tenant) == 200
-        on.proxy.app._turns.debts.charge("bad", 1.0, now())  # as after a second of it
+        on.proxy.app.turns.debts.charge("bad", 1.0, now())  # as after a second of it
         asks = [ask(on, "bad") for _ in range(60)]
         order = await order_of(on, backend.calls, [*asks, ask(on, "good")])
         assert order.index("good") < 30
@@ -87,8 +87,23 @@ async def test_requests_that_are_rejected_are_charged_to_their_address() -> None
     """Unknown paths and wrong keys cost nobody anything."""
     set_keys()
     async with on_stage(None, **SCENES["foreign_responses"].config) as (on, _):
-        debts = on.proxy.app._turns.debts
+        debts = on.proxy.app.turns.debts
         for _ in range(20):
             assert await on.status_of(f"{on.url}/nothing") == 404
             assert await on.status(path="/v1/models", headers={"authorization": "Bearer x"}) >= 400
         assert debts.paid_at("127.0.0.1") > 0.0
+
+
+async def test_scrapes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of metrics takes milliseconds, and scrapes were answered as they came."""
+    async with on_stage(None) as (on, _):
+        text, began = on.proxy.metrics.text, list[float]()
+
+        def page() -> bytes:
+            began.append(now())
+            return text()
+
+        monkeypatch.setattr(on.proxy.metrics, "text", page)
+        scrapes = [on.status_of(f"{on.proxy.admin_url}/metrics") for _ in range(5)]
+        assert await asyncio.gather(*scrapes) == [200] * 5
+        assert len(set(began)) == 5  # each at a moment of its own
