@@ -36,6 +36,7 @@ from forebay.proxy.config.diff import (
 )
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
+from forebay.proxy.core.changes import OperatorChanges
 from forebay.proxy.core.health import ANY
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.security import keys as keys_module
@@ -627,3 +628,34 @@ async def test_a_file_whose_configuration_was_refused_is_tried_again(tmp_path: P
             keys.write_text("acme: sk-of-tests-0123456789\n")
             assert await proxy.reloader.reload() == "applied"
             assert proxy.security.auth.tenants() == ("acme",)
+
+
+async def test_many_backends_join_and_leave_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them did in one turn of the loop, in which no stream went on."""
+    turn, turns = 0, list[int]()
+
+    async def count() -> None:
+        nonlocal turn
+        for _ in range(1_000):  # then time goes on
+            turn += 1
+            await asyncio.sleep(0)
+
+    def noted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            turns.append(turn)
+            return change(*arguments)
+
+        return noting
+
+    for name in ("add_backend", "drain_backend"):
+        monkeypatch.setattr(OperatorChanges, name, noted(getattr(OperatorChanges, name)))
+    async with two_backends(tmp_path, 1) as (files, _, first, _, on):
+        for count_of in (12, 1):
+            turns.clear()
+            files.write({f"b{number}": f"{first.url}/{number}" for number in range(count_of)})
+            counting = asyncio.ensure_future(count())
+            assert await on.proxy.reloader.reload() == "applied"
+            counting.cancel()
+            assert len(turns) == len(set(turns)) == 11
