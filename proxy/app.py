@@ -189,10 +189,8 @@ class App:
     ) -> bytes:
         memory.holder = record.tenant or client_of(request)
         limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
-        return await read_client_body(
-            request, limit, wait_s, memory,
-            took=self._metrics.uploaded, turn=partial(self.turns.take, memory.holder),
-        )  # fmt: skip
+        turn, took = partial(self.turns.take, memory.holder), self._metrics.uploaded
+        return await read_client_body(request, limit, wait_s, memory, took=took, turn=turn)
 
     async def _shaped(
         self,

@@ -44,9 +44,9 @@ class JwtVerifier:
         self._of_keys = keys.changed
 
     def remembered(self, token: str) -> tuple[str | None] | None:
-        """Return what is known of a token: its tenant, or None for a bad one. Cheap.
+        """Return the tenant of a token that was checked before, or None if it must be checked.
 
-        Returns None if it must be checked.
+        The tenant is in a tuple: it is None for a bad token.
         """
         if token.count(".") != 2 or len(token) > MOST_TOKEN:
             return (None,)
@@ -55,14 +55,13 @@ class JwtVerifier:
             self._bad.clear()
             self._of_keys = self._keys.changed
         digest = _digest(token)
-        found = self._known.get(digest) or self._bad.get(digest)
-        return found[:1] if found is not None and self._now() < found[1] else None
+        entry = self._known.get(digest) or self._bad.get(digest)
+        return entry[:1] if entry is not None and self._now() < entry[1] else None
 
     def tenant(self, token: str) -> str | None:
         """Return the tenant that a token names, or None for a foreign or expired token."""
-        found = self.remembered(token)
-        if found is not None:
-            return found[0]
+        if (remembered := self.remembered(token)) is not None:
+            return remembered[0]
         claims, digest = self._claims(token), _digest(token)
         tenant = claims.get(self._config.tenant_claim) if claims else None
         if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant):

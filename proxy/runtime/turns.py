@@ -75,7 +75,7 @@ class Debts:
             self._latest, self._changed_at = holder, now
 
     def alone(self, now: float) -> bool:
-        """True if no second holder had work lately."""
+        """True if no second holder has had work for RECENT_S."""
         return now - self._changed_at > RECENT_S
 
     def expected_s(self, holder: str, size: int, now: float) -> float:
@@ -86,7 +86,7 @@ class Debts:
         return size * max(TEXT_S_PER_BYTE, account.s_per_byte)
 
     def charge(self, holder: str, spent_s: float, now: float, size: int = 0) -> None:
-        """Charge processor time, and learn from it if it was that of a body of `size` bytes."""
+        """Charge processor time. If a body of `size` bytes took it, learn from it."""
         account = self._accounts.get(holder)
         if account is None:
             account = self._accounts[holder] = _Account()
@@ -116,7 +116,7 @@ class Debts:
         return self._charged_s + IDLE * now
 
 
-class Turn:
+class Place:
     """The place of a piece of work in a line.
 
     Attributes:
@@ -137,24 +137,24 @@ class Line:
 
     def __init__(self, debts: Debts) -> None:
         self._debts = debts
-        self._waiting: dict[str, deque[Turn]] = {}
+        self._waiting: dict[str, deque[Place]] = {}
         self._holders: list[tuple[float, int, str]] = []  # a heap by debts, as of when they joined
         self._count = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def wait(self, holder: str, granted: Callable[[], None]) -> Turn:
+    def wait(self, holder: str, granted: Callable[[], None]) -> Place:
         """Wait for a turn."""
-        turn, turns = Turn(granted), self._waiting.get(holder)
+        turn, turns = Place(granted), self._waiting.get(holder)
         if turns is None:
             turns = self._waiting[holder] = deque()
             self._join(holder, self._debts.paid_at(holder))
         turns.append(turn)
         return turn
 
-    def next(self) -> Turn | None:
-        """Give a turn to the holder with the least debt. None if nobody waits any more."""
+    def next(self) -> Place | None:
+        """Give a turn to the holder with the least debt. None without any."""
         while self._holders:
             joined_at, _, holder = heapq.heappop(self._holders)
             turns, paid_at = self._waiting[holder], self._debts.paid_at(holder)
@@ -175,7 +175,7 @@ class Line:
         heapq.heappush(self._holders, (paid_at, self._count, holder))
 
 
-class Measured(Generic[T]):
+class TimedWork(Generic[T]):
     """Awaits a coroutine, and measures the processor time of its steps.
 
     Attributes:
@@ -224,7 +224,7 @@ class LoopTurns:
         self._long_taken = False  # by a long turn, or by the pause after it
         # Short work of heavy holders that has begun in this turn of the loop, or millisecond.
         self._begun, self._begun_at, self._beginning = 0, -inf, False
-        self._rest = Average(0.0)  # of an answer: all that is not measured by itself
+        self._rest = Average(0.0)  # of an answer: all time that is not measured by itself
         self._answered_at = cpu()
 
     async def take(
@@ -234,7 +234,7 @@ class LoopTurns:
 
         Args:
             size: bytes that the work reads; 0 if its time says nothing about later work.
-            long: it takes long, whatever its size is.
+            long: it takes long regardless of its size.
         """
         debts, now = self.debts, self._clock()
         debts.seen(holder, now)
@@ -245,7 +245,7 @@ class LoopTurns:
             except BaseException:
                 work.close()
                 raise
-        measured = Measured(work, self._cpu)
+        measured = TimedWork(work, self._cpu)
         try:
             result = await measured
         finally:
@@ -264,7 +264,7 @@ class LoopTurns:
             await self.take(holder, 0, asyncio.sleep(0))
 
     def answered(self, holder: str) -> None:
-        """Charge the rest of a request: the mean of what is not measured by itself."""
+        """Charge the rest of a request: the mean time that is not measured by itself."""
         now = self._cpu()
         self._rest.add(now - self._answered_at)
         self._answered_at = now

@@ -114,12 +114,7 @@ class Authenticator:
         for key in given_keys(request.headers):
             tenant = ring.tenant(key) if ring is not None else None
             if tenant is None and verifier is not None:
-                known = verifier.remembered(key)
-                if known is None:
-                    address = request.remote or ""
-                    check, long = _check(verifier, key), self._failures.beyond(address, now)
-                    known = (await turns.take(client_of(request), 0, check, long=long),)
-                tenant = known[0]
+                tenant = await self._of_token(verifier, key, request, now, turns)
             if tenant is not None:
                 return tenant
         if certificates is not None and request.transport is not None:
@@ -127,6 +122,20 @@ class Authenticator:
             if tenant is not None:
                 return tenant
         raise self._rejection(request, now)
+
+    async def _of_token(
+        self,
+        verifier: JwtVerifier,
+        token: str,
+        request: web.BaseRequest,
+        now: float,
+        turns: LoopTurns,
+    ) -> str | None:
+        """Return the tenant of a token, which takes a turn if its signature must be checked."""
+        if (remembered := verifier.remembered(token)) is not None:
+            return remembered[0]
+        long = self._failures.beyond(request.remote or "", now)
+        return await turns.take(client_of(request), 0, _check(verifier, token), long=long)
 
     def _rejection(self, request: web.BaseRequest, now: float) -> ApiError:
         wait_s = self._failures.count(request.remote or "", now)

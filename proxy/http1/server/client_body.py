@@ -39,7 +39,7 @@ async def read_client_body(
     or from any later moment. A fast start buys no time for later silence.
 
     `took` gets the seconds that a body takes which has not come with its head, also if it does not
-    come whole. `turn` runs the decompression of so many bytes.
+    come whole. `turn` gets the size of a compressed body, and runs its decompression.
     """
     coding = coding_of(request.headers)
     if request.content.is_eof() and "expect" not in request.headers:
