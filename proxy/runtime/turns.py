@@ -20,8 +20,8 @@ from math import inf
 from time import thread_time
 from typing import Any, Final, Generic, TypeVar
 
-from forebay.proxy.core.learn.decay import RECENT_S, Average
-from forebay.proxy.core.model import INSTANT_S
+from forebay.proxy.core.learn.decay import RECENT_S
+from forebay.proxy.core.model import ENOUGH, INSTANT_S
 from forebay.proxy.http1 import errors
 
 SHORT_S: Final = 0.001
@@ -224,7 +224,7 @@ class LoopTurns:
         self._long_taken = False  # by a long turn, or by the pause after it
         # Short work of heavy holders that has begun in this turn of the loop, or millisecond.
         self._begun, self._begun_at, self._beginning = 0, -inf, False
-        self._rest = Average(0.0)  # of an answer: all time that is not measured by itself
+        self._rest_s = 0.0  # the recent mean of an answer's time that is not measured by itself
         self._answered_at = cpu()
 
     async def take(
@@ -241,7 +241,7 @@ class LoopTurns:
         long = long or debts.expected_s(holder, size, now) > SHORT_S
         if long or (debts.heavy(holder, now) and not debts.alone(now)):
             try:
-                await self._turn(holder, now, long=long)
+                await (self._long_turn(holder) if long else self._short_turn(holder, now))
             except BaseException:
                 work.close()
                 raise
@@ -259,24 +259,25 @@ class LoopTurns:
         return result
 
     async def pace(self, holder: str) -> None:
-        """Let a holder with a large debt wait for its turn before it gets an answer."""
-        if self.debts.heavy(holder, self._clock()):
-            await self.take(holder, 0, asyncio.sleep(0))
+        """Let a holder with a large debt wait for its turn before it gets an error."""
+        now = self._clock()
+        self.debts.seen(holder, now)
+        if self.debts.heavy(holder, now) and not self.debts.alone(now):
+            await self._short_turn(holder, now)
 
     def answered(self, holder: str) -> None:
         """Charge the rest of a request: the mean time that is not measured by itself."""
         now = self._cpu()
-        self._rest.add(now - self._answered_at)
+        self._rest_s += (now - self._answered_at - self._rest_s) / ENOUGH
         self._answered_at = now
-        self.debts.charge(holder, self._rest.value, self._clock())
+        self.debts.charge(holder, self._rest_s, self._clock())
 
-    async def _turn(self, holder: str, now: float, *, long: bool) -> None:
-        """Take a turn, at once or later."""
-        if long:
-            if self._long_taken:
-                await self._wait(self._long, holder)
-            self._long_taken = True
-            return
+    async def _long_turn(self, holder: str) -> None:
+        if self._long_taken:
+            await self._wait(self._long, holder)
+        self._long_taken = True
+
+    async def _short_turn(self, holder: str, now: float) -> None:
         if now != self._begun_at:
             self._begun, self._begun_at = 0, now
         if self._begun < AT_ONCE and not self._short:
@@ -308,13 +309,14 @@ class LoopTurns:
             turn.granted()
 
     def _next_short(self) -> None:
-        self._begun_at = self._clock()
-        for self._begun in range(1, AT_ONCE + 1):
+        self._begun, self._begun_at = 0, self._clock()
+        while self._begun < AT_ONCE:
             turn = self._short.next()
             if turn is None:
                 self._beginning = False
                 return
             turn.granted()
+            self._begun += 1
         self._loop.call_soon(self._next_short)
 
 

@@ -213,3 +213,22 @@ async def test_the_rest_of_an_answer_is_charged_by_its_mean() -> None:
         on.cpu_s += 0.004  # relaying, logging
         on.turns.answered("a")
     assert 0.7 < on.turns.debts._charged_s < 1.0  # the mean begins at nothing
+
+
+async def test_errors_of_a_heavy_holder_are_paced() -> None:
+    on = Clocked()
+    await on.take("good", 100, 0.0001)
+    on.turns.debts.charge("evil", 1.0, now())
+    counting = asyncio.ensure_future(on.count_loop_turns())
+
+    async def error(holder: str) -> None:
+        await on.turns.pace(holder)
+        on.loop_turns.append(on._loop_turn)
+
+    on.loop_turns.clear()
+    await asyncio.gather(*(error("evil") for _ in range(3 * AT_ONCE)))
+    assert max(Counter(on.loop_turns).values()) == AT_ONCE
+    on.loop_turns.clear()
+    await asyncio.gather(*(error("good") for _ in range(3 * AT_ONCE)))
+    assert len(set(on.loop_turns)) == 1
+    counting.cancel()
