@@ -75,9 +75,7 @@ def with_members(body: bytes, members: dict[str, str], *, empty: bool = False) -
     """
     if not members:
         return body
-    end = len(body) - 1
-    while body[end] != 0x7D:  # white space may follow the brace
-        end -= 1
+    end = body.rfind(b"}")  # 15 MB of white space may follow the brace
     added = ",".join(f'"{name}":{value}' for name, value in members.items())
     tail = f"{'' if empty else ','}{added}}}"
     return b"".join((memoryview(body)[:end], tail.encode()))  # copied once
