@@ -21,7 +21,10 @@ class LogEvent(Enum):
     DRAINING = "draining", INFO, "the proxy stops: no new requests, running requests finish"
     REQUESTS_CUT = "requests_cut", WARNING, "requests were still running when the drain ended"
     BACKEND_UP = "backend_up", INFO, "the backend takes work again, or for the first time"
-    BACKEND_DOWN = "backend_down", WARNING, "the backend refuses connections or fails /health"
+    BACKEND_DOWN = (
+        *("backend_down", WARNING),
+        "the backend refuses connections, fails /health or sleeps",
+    )
     BACKEND_EJECTED = "backend_ejected", WARNING, "the backend fails requests or is far too slow"
     BACKEND_HALF_OPEN = (
         *("backend_half_open", WARNING),

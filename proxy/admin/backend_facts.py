@@ -12,7 +12,6 @@ import orjson
 
 from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.backends.probes import key_header
 from forebay.proxy.config.backends import rank_of
 from forebay.proxy.http1.client.backend_errors import UpstreamFault
 
@@ -65,10 +64,9 @@ async def _facts(backends: Backends, link: BackendLink) -> dict[str, Any]:
 
 
 async def _get(backends: Backends, link: BackendLink, path: str) -> bytes | None:
-    prober = backends.prober
     try:
         async with asyncio.timeout(FACT_S):
-            status, body = await prober.get(link, path, key_header(prober.config))
+            status, body = await backends.prober.get(link, path)
     except (TimeoutError, UpstreamFault, ValueError):
         return None
     return body if status == 200 else None

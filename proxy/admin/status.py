@@ -101,13 +101,7 @@ def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
     draining = {"draining": backend.draining or drained}
     if name not in health:
         return draining
-    return {
-        **draining,
-        "state": health.state(name),
-        "reason": health.reason(name),
-        "why": health.why(name),
-        "state_s": round(now - health.since(name), 1),
-    }
+    return {**draining, **health.status(name, now)}
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:

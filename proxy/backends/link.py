@@ -17,6 +17,7 @@ MOST_LEARNED = 64  # models of one backend that it serves without naming them
 STATE_EVENTS: dict[State, LogEvent] = {
     "up": LogEvent.BACKEND_UP,
     "down": LogEvent.BACKEND_DOWN,
+    "asleep": LogEvent.BACKEND_DOWN,
     "ejected": LogEvent.BACKEND_EJECTED,
     "half_open": LogEvent.BACKEND_HALF_OPEN,
 }
@@ -40,6 +41,7 @@ class BackendLink:
         ask_models_at: when to ask for them (again); inf if they are configured or never told.
         ignores_salt: paths on which it drops the salt of a tenant's cache; None if unknown.
         ask_salts_at: when to ask for them (again); inf once that is known, or never told.
+        may_sleep: its server tells whether it sleeps, or has not been asked.
     """
 
     config: BackendConfig
@@ -59,6 +61,7 @@ class BackendLink:
     ask_models_at: float = -inf
     ignores_salt: frozenset[str] | None = None
     ask_salts_at: float = -inf
+    may_sleep: bool = True
     added_at: float = -inf
     name: str = field(init=False)
 
@@ -96,6 +99,13 @@ class BackendLink:
             return False
         self.models = {model: entry for model, entry in models.items() if model != name}
         return True
+
+    def ask_again(self) -> None:
+        """Ask for all that it tells at once: an answer may have depended on the key."""
+        self.ask_size_at = self.ask_salts_at = -inf
+        self.may_sleep = True
+        self.use_models(self.config.models)
+        self.poke.set()
 
     def use_models(self, names: Sequence[str]) -> None:
         """Use the configured models. Without any, the known models stay until the next probe."""

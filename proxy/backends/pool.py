@@ -21,13 +21,13 @@ from forebay.proxy.backends.link import (
 )
 from forebay.proxy.backends.model_search import ModelSearch
 from forebay.proxy.backends.passing import PassedOn
-from forebay.proxy.backends.probes import Prober, key_header
+from forebay.proxy.backends.probes import Prober
 from forebay.proxy.backends.retries import Suspects, Suspicions
 from forebay.proxy.backends.salt_support import SaltSupport
 from forebay.proxy.backends.served_models import ServedModels
 from forebay.proxy.config.backends import BackendConfig, rank_header
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.health import ANY, NONE, Health, Intake
+from forebay.proxy.core.health import ANY, NONE, SILENT, Health, Intake
 from forebay.proxy.core.model import Send
 from forebay.proxy.driver import Driver
 from forebay.proxy.http1.client.backend_errors import LostConnection
@@ -99,6 +99,7 @@ class Backends:
 
     def _link(self, config: BackendConfig) -> BackendLink:
         origin = Origin(config.url, self._config.timeouts.connect, self._tls, rank_header(config))
+        origin.key = self._config.key_header()
         return BackendLink(config, origin, added_at=self._driver.clock())
 
     async def __aenter__(self) -> "Backends":
@@ -132,13 +133,16 @@ class Backends:
         self._config = self.prober.config = config
         for link in self.links.values():
             link.origin.connect_s = config.timeouts.connect
+            link.origin.key = config.key_header()
+            if other_key:
+                link.ask_again()
             if size != before:
                 link.kv_tokens = inf if size == "auto" else float(size)
                 link.ask_size_at = -inf if size == "auto" else inf
                 link.poke.set()
         for backend in config.backends:
             present = self.links.get(backend.name)
-            if present is not None and (present.config.models != backend.models or other_key):
+            if present is not None and present.config.models != backend.models:
                 present.use_models(backend.models)
                 present.poke.set()
             if present is not None:
@@ -165,6 +169,7 @@ class Backends:
         self.links[config.name] = link
         self.health.remove(config.name)
         self.health.add(config.name, self._driver.clock())
+        self.health.drain(config.name, drained=link.drained)
         self.models.apply(self.models.aliases)
         if problem is None:
             self.health.probe_passed(config.name, self._driver.clock())
@@ -197,6 +202,7 @@ class Backends:
         if drained == link.drained:
             return
         link.drained = drained
+        self.health.drain(name, drained=drained)
         what = "is draining: it gets no new work" if drained else "takes work again"
         self._say(LogEvent.BACKEND_DRAINING, f"backend {name} {what}", name)
         if drained:
@@ -229,7 +235,6 @@ class Backends:
             model: as `Request.model`.
             wrote: called when the head was written.
         """
-        headers = {**key_header(self._config), **headers}
         sent_at = self._driver.clock()
         try:
             return await link.origin.ask(method, target, headers, body, wrote=wrote)
@@ -341,7 +346,7 @@ class Backends:
             self._gray_at = now + GRAY_EVERY_S
             self.health.look_for_gray(now)
         self._apply_changed_health()
-        if self.health.state(link.name) == "down":
+        if self.health.state(link.name) in SILENT:
             self.on_hang(link)
 
     def _size_known(self, link: BackendLink, reported: bool) -> None:

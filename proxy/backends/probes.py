@@ -1,4 +1,4 @@
-"""Probe the backends: GET /health at an interval, their models and KV size now and then.
+"""Probe the backends: GET `health.path` at an interval, their models and KV size now and then.
 
 /v1/models lists their models. /metrics gives the size of the KV cache, once.
 
@@ -19,7 +19,7 @@ from forebay.proxy.backends.salt_support import OPENAPI, paths_of_version, paths
 from forebay.proxy.config.backends import rank_of
 from forebay.proxy.config.paths import MODELS
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.health import Health
+from forebay.proxy.core.health import SILENT, Health
 from forebay.proxy.http1.client.backend_errors import (
     LocalShortage,
     LostConnection,
@@ -27,16 +27,18 @@ from forebay.proxy.http1.client.backend_errors import (
     TlsFault,
     UpstreamFault,
 )
-from forebay.proxy.http1.client.client import NO_HEADERS, read_all
+from forebay.proxy.http1.client.client import read_all
 from forebay.proxy.http1.client.patience import Patience
 from forebay.proxy.http1.client.shared_gets import SharedGets
 from forebay.proxy.log_events import LogEvent, Say
+from forebay.traces.ground.sse import read_object
 
 METRICS_BYTES = 4 << 20
 SIZE_RETRY_S = 30.0  # until a backend that did not report its KV cache size is asked again
 MODELS_EVERY_S = 30.0  # between two questions for the models: adapters are loaded at run time
 NEVER_TELLS = (401, 403, 404)  # no key, or no such path: not asked again before it is up again
 LATE = "no health answer"
+ASLEEP = "vLLM's sleep mode"
 INTERNAL = "internal error"
 SHORT = "this proxy has no descriptor, port or memory left for a connection"
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
@@ -110,13 +112,17 @@ class Prober:
         """
         try:
             problem = await self._ask_health(link)
-            comes_up = self._health.state(link.name) == "down"  # perhaps with another size
-            if problem is None and (comes_up or self._clock() >= link.ask_size_at):
-                problem = await self._ask_size(link)
-            if problem is None and (comes_up or self._clock() >= link.ask_models_at):
-                await self.ask_models(link)
-            if problem is None and (comes_up or self._clock() >= link.ask_salts_at):
-                await self._ask_salts(link)
+            comes_up = self._health.state(link.name) in SILENT  # perhaps with another size
+            now = self._clock()
+            questions = (
+                (link.may_sleep, self._ask_asleep),
+                (now >= link.ask_size_at, self._ask_size),
+                (now >= link.ask_models_at, self.ask_models),
+                (now >= link.ask_salts_at, self._ask_salts),
+            )
+            for due, ask in questions:
+                if problem is None and (due or comes_up):
+                    problem = await ask(link)
         except Exception as error:  # our own fault must not end the probes
             return f"{INTERNAL}: {type(error).__name__}"
         return problem
@@ -126,14 +132,16 @@ class Prober:
 
         Requests that fail together share an answer. No answer in time proves nothing.
         """
-        key = (link.config.url, "/health")
+        path = self.config.health.path
         try:
-            status, _ = await self._shared.get(key, lambda: self._get(link, "/health", NO_HEADERS))
+            status, _ = await self._shared.get(
+                (link.config.url, path), lambda: self._get(link, path)
+            )
         except (TimeoutError, LocalShortage):
             return False
         except UpstreamFault:
             return True
-        return status != 200
+        return not _is_good(status)
 
     async def _run(self, link: BackendLink) -> None:
         logged, loop = _Logged(), asyncio.get_running_loop()
@@ -159,6 +167,8 @@ class Prober:
         elif problem == SHORT:  # this proves nothing about the backend
             if not logged.short:
                 self._say_unprobed(link, SHORT)
+        elif problem == ASLEEP:
+            self._health.fell_asleep(link.name, now)
         # While a backend sends responses, a late /health only proves that it is busy.
         elif not (link.heard and problem.startswith(LATE)):
             self._health.probe_failed(link.name, problem, now)
@@ -184,7 +194,7 @@ class Prober:
 
     async def _ask_health(self, link: BackendLink) -> str | None:
         try:
-            status, _ = await self.get(link, "/health")
+            status, _ = await self.get(link, self.config.health.path)
         except TimeoutError:
             return f"{LATE} within {self.config.health.timeout:g} s"
         except TlsFault as fault:
@@ -195,30 +205,35 @@ class Prober:
             return SHORT
         except UpstreamFault:
             return "no connection"
-        return None if status == 200 else f"health {status}"
+        return None if _is_good(status) else f"health {status}"
 
-    async def get(
-        self, link: BackendLink, path: str, headers: Mapping[str, str] = NO_HEADERS
-    ) -> tuple[int, bytes]:
+    async def _ask_asleep(self, link: BackendLink) -> str | None:
+        """Ask whether vLLM sleeps: its /health is good, and it answers no request."""
+        try:
+            status, body = await self.get(link, "/is_sleeping")
+        except (TimeoutError, UpstreamFault):
+            return None
+        link.may_sleep = status not in NEVER_TELLS
+        fields = read_object(body) if status == 200 else None
+        return ASLEEP if fields and fields.get("is_sleeping") is True else None
+
+    async def get(self, link: BackendLink, path: str) -> tuple[int, bytes]:
         """Return status and body. Raises UpstreamFault, TimeoutError.
 
         The lanes of one server share an answer.
         """
         if rank_of(link.config) is None:
-            return await self._get(link, path, headers)
-        key = (link.config.url, path, *headers.items())
-        return await self._shared.get(key, lambda: self._get(link, path, headers))
+            return await self._get(link, path)
+        return await self._shared.get((link.config.url, path), lambda: self._get(link, path))
 
-    async def _get(
-        self, link: BackendLink, path: str, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
+    async def _get(self, link: BackendLink, path: str) -> tuple[int, bytes]:
         with Patience(self.config.health.timeout):
             try:
-                response = await link.origin.ask("GET", path, headers)
+                response = await link.origin.ask("GET", path)
             except LostConnection as lost:
                 if not lost.stale:
                     raise
-                response = await link.origin.ask("GET", path, headers, fresh=True)
+                response = await link.origin.ask("GET", path, fresh=True)
             with closing(response):
                 return response.status, await read_all(response, METRICS_BYTES)
 
@@ -259,7 +274,7 @@ class Prober:
             return
         link.ask_models_at = self._clock() + MODELS_EVERY_S
         try:
-            status, body = await self.get(link, MODELS, key_header(self.config))
+            status, body = await self.get(link, MODELS)
         except (TimeoutError, UpstreamFault):
             return
         if status in NEVER_TELLS:
@@ -281,10 +296,10 @@ class Prober:
             return
         link.ask_salts_at = self._clock() + SIZE_RETRY_S
         try:
-            status, body = await self.get(link, OPENAPI, key_header(self.config))
+            status, body = await self.get(link, OPENAPI)
             read: Callable[[bytes], frozenset[str] | None] = paths_without_salt
             if status in NEVER_TELLS:
-                status, body = await self.get(link, "/version", key_header(self.config))
+                status, body = await self.get(link, "/version")
                 read = paths_of_version
         except (TimeoutError, UpstreamFault):
             return
@@ -298,9 +313,12 @@ class Prober:
     async def _engines(self, link: BackendLink) -> list[Mapping[bytes, bytes]]:
         """Return the labels of each engine's KV cache from vLLM's metrics, in order of ranks."""
         try:
-            _, text = await self.get(link, "/metrics")
+            status, text = await self.get(link, "/metrics")
         except (TimeoutError, UpstreamFault):
             return []
+        if status != 200 and link.ask_size_at == -inf:  # said once
+            why = f"its /metrics answers {status}, so the size of its KV cache is unknown"
+            self._say_unprobed(link, why)
         engines: dict[float, Mapping[bytes, bytes]] = {}
         for line in _CACHE_CONFIG.finditer(text):
             labels = dict(_LABEL.findall(line.group(1)))
@@ -326,7 +344,5 @@ def _count(labels: Mapping[bytes, bytes], name: bytes) -> float | None:
         return None
 
 
-def key_header(config: Config) -> dict[str, str]:
-    """Return the header with the proxy's own key for the backends, empty without a key."""
-    key = config.upstream_api_key
-    return {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+def _is_good(status: int) -> bool:
+    return 200 <= status < 300

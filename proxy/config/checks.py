@@ -86,10 +86,14 @@ def check_share_url(url: str) -> None:
         raise ValueError("give a URL such as redis://host:6379/0?prefix=forebay")
 
 
+def check_plain_path(path: str) -> None:
+    if not re.fullmatch(_PLAIN_PATH, path):
+        raise ValueError(f"{path!r} is not a plain path such as /v1/models")
+
+
 def check_paths(paths: Iterable[str]) -> None:
     for path in paths:
-        if not re.fullmatch(_PLAIN_PATH, path):
-            raise ValueError(f"{path!r} is not a plain path such as /v1/models")
+        check_plain_path(path)
         if path in OPERATOR_PATHS:
             raise ValueError(f"{path!r} lets any client change or stop a server; leave it out")
 

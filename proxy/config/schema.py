@@ -257,6 +257,11 @@ class Config(Section):
                 )
         return self
 
+    def key_header(self) -> dict[str, str]:
+        """The header with the proxy's own key for the backends, empty without a key."""
+        key = self.upstream_api_key
+        return {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+
     def core_buckets(self) -> list[CoreBucket]:
         return [
             CoreBucket(

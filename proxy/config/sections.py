@@ -11,9 +11,11 @@ from pydantic import (
     PlainSerializer,
     PositiveInt,
     SerializationInfo,
+    field_validator,
     model_validator,
 )
 
+from forebay.proxy.config.checks import check_plain_path
 from forebay.traces.ground.command_line.quantities import (
     bytes_text,
     seconds,
@@ -140,12 +142,20 @@ class Limits(Section):
 class HealthConfig(Section):
     """How each backend is probed.
 
-    interval: time between two probes (GET /health).
+    interval: time between two probes.
     timeout: time limit of one probe.
+    path: the path of a probe, such as /v1/health/ready. Any 2xx is healthy.
     """
 
     interval: Seconds = 1.0
     timeout: Seconds = 1.0
+    path: str = "/health"
+
+    @field_validator("path")
+    @classmethod
+    def _plain_path(cls, path: str) -> str:
+        check_plain_path(path)
+        return path
 
 
 class Tokens(Section):

@@ -1,8 +1,9 @@
 """Decide which backends take new work, from the results of probes and requests.
 
-A backend is `up`, or it takes no work for one of two reasons:
+A backend is `up`, or it takes no work for one of three reasons:
  - `down`: it refuses connections (3 requests in a row), or its /health failed (2 probes in a row).
    A good probe brings it back: within 2 s, and at once if no other backend is up.
+ - `asleep`: /health is good, but vLLM sleeps. It is up with the first probe after it wakes.
  - `ejected`: it answers, but badly. 3 requests in a row failed before the first byte, or its first
    tokens are more than 3 times as late against prediction as its peers' (a gray failure).
    /health does not show that, so after a while it is `half_open`: one request at a time,
@@ -11,6 +12,7 @@ A backend is `up`, or it takes no work for one of two reasons:
 A backend that leaves `up` less than LONGEST_HOLD_S after it came stays away twice as long, which
 damps flapping.
 A backend that answers "full" (429, 503) is sent nothing for a moment and keeps its state.
+A backend that an operator drains keeps its state, and no other is compared with it.
 
 Panic: when no backend of a model is up, all of them that are `ejected` or `half_open` are used
 without limit. Bad answers are better than none, and a rule that ejects the last backend turns a
@@ -23,6 +25,7 @@ defined order, and every iteration has the order of the configuration.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from math import inf
+from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from forebay.proxy.core.learn.cost import FAR_OFF
@@ -30,10 +33,13 @@ from forebay.proxy.core.learn.decay import RECENT_S
 from forebay.proxy.core.model import HISTORY, INSTANT_S, UpModels
 
 NOTHING: Final[frozenset[str]] = frozenset()
-State = Literal["up", "down", "ejected", "half_open"]
+State = Literal["up", "down", "asleep", "ejected", "half_open"]
+SILENT: Final[frozenset[State]] = frozenset({"down", "asleep"})
+"""States of backends that answer no request."""
 Reason = Literal[
     "starting",  # no probe has passed yet
-    "probe_passed",  # from down to up
+    "probe_passed",  # from down or asleep to up
+    "asleep",
     "served",  # its trial, or a request in a panic, was answered well
     "connections_refused",  # FAILURES requests in a row
     "probes_failed",  # FAILED_PROBES in a row
@@ -93,6 +99,7 @@ class _Backend:
         self.restarted = True
         self.intake = Intake(name, NONE, restarted=True)  # as last returned
         self.since = now  # in this state
+        self.drained = False
         self.held_until = -inf
         self.ejections = 0
         self.failures = 0  # in a row
@@ -104,6 +111,10 @@ class _Backend:
         self.ratios: deque[tuple[float, float]] = deque(maxlen=HISTORY)
         self.models: frozenset[str] | None = None  # that it serves; None: unknown
 
+    @property
+    def available(self) -> bool:
+        return self.state == "up" and not self.drained
+
     def shares_models(self, other: "_Backend") -> bool:
         """True if the two backends may serve a model in common."""
         if self.models is None or other.models is None:
@@ -111,12 +122,16 @@ class _Backend:
         return not self.models.isdisjoint(other.models)
 
     def enter(self, state: State, reason: Reason, why: str, now: float) -> None:
+        if state in ("down", "ejected"):
+            self._hold(state, now)
+        self.restarted = state in SILENT or (self.restarted and state in ("up", "half_open"))
         self.state, self.reason, self.why, self.since = state, reason, why, now
         self.transitions[state, reason] += 1
         self.failures = self.refusals = self.failed_probes = 0
         self.ratios.clear()
 
-    def eject(self, state: State, reason: Reason, why: str, now: float) -> None:
+    def _hold(self, state: State, now: float) -> None:
+        """Stay out of rotation for a while in this state, longer after earlier ejections."""
         if self.state == "up" and now - self.since > LONGEST_HOLD_S:
             self.ejections = 0
         hold_s, longest_s = HOLD_S, LONGEST_DOWN_S if state == "down" else LONGEST_HOLD_S
@@ -124,8 +139,6 @@ class _Backend:
             hold_s = min(longest_s, 2 * hold_s)
         self.held_until = now + hold_s
         self.ejections = min(self.ejections + 1, 16)
-        self.restarted = state == "down"
-        self.enter(state, reason, why, now)
 
     def lately(self, now: float) -> list[float]:
         """Return observed over predicted times to first token, running requests included."""
@@ -137,12 +150,6 @@ class _Backend:
             if now - sent_at > predicted_s and sent_at >= self.since
         ]
         return [ratio for _, ratio in self.ratios] + late
-
-
-def median(values: list[float]) -> float:
-    """Return the middle value, or the mean of the two middle values. `values` is not empty."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _ratio(observed_s: float, predicted_s: float) -> float:
@@ -178,18 +185,23 @@ class Health:
         if (backend := self._backends.get(name)) and models != backend.models:
             backend.models, self.moved = models, True
 
+    def drain(self, name: str, *, drained: bool) -> None:
+        """Note that an operator has taken a backend out of use, or back."""
+        if backend := self._backends.get(name):
+            backend.drained, self.moved = drained, True
+
     def state(self, name: str) -> State:
         return self._backends[name].state
 
-    def why(self, name: str) -> str:
-        return self._backends[name].why
-
-    def reason(self, name: str) -> Reason:
-        return self._backends[name].reason
-
-    def since(self, name: str) -> float:
-        """Return when the backend entered its state."""
-        return self._backends[name].since
+    def status(self, name: str, now: float) -> dict[str, str | float]:
+        """Return the state of a backend, its reason in two forms, and the seconds in it."""
+        backend = self._backends[name]
+        return {
+            "state": backend.state,
+            "reason": backend.reason,
+            "why": backend.why,
+            "state_s": round(now - backend.since, 1),
+        }
 
     def counts(self, name: str) -> Mapping[tuple[State, Reason], int]:
         """Return the number of times the backend has entered each state, by reason."""
@@ -203,17 +215,20 @@ class Health:
     # Results of probes.
 
     def probe_passed(self, name: str, now: float) -> None:
-        """Note that /health answered 200."""
+        """Note that /health is good, and that the backend does not sleep."""
         if backend := self._backends.get(name):
             backend.failed_probes = 0
-            if backend.state != "down":
+            if backend.state not in SILENT:
                 return
-            held = now < backend.held_until
-            if (
-                not held
-                or _up_models(self._backends.values()).only_its(backend.models, up=False) != NOTHING
-            ):
+            held = backend.state == "down" and now < backend.held_until
+            up = _up_models(self._backends.values())
+            if not held or up.only_its(backend.models, up=False) != NOTHING:
                 self._enter(backend, "up", "probe_passed", "its health check passed", now)
+
+    def fell_asleep(self, name: str, now: float) -> None:
+        """Note that /health is good, but that the backend sleeps. Its cache is lost."""
+        if (backend := self._backends.get(name)) and backend.state != "asleep":
+            self._enter(backend, "asleep", "asleep", "vLLM's sleep mode", now)
 
     def probe_failed(self, name: str, why: str, now: float) -> None:
         """Note that /health answered something else, or nothing in time."""
@@ -222,7 +237,7 @@ class Health:
             if backend.state == "down":
                 backend.why = why
             elif backend.failed_probes >= FAILED_PROBES:
-                self._eject(backend, "down", "probes_failed", why, now)
+                self._enter(backend, "down", "probes_failed", why, now)
 
     # Results of requests.
 
@@ -246,18 +261,12 @@ class Health:
             backend.state == "ejected" and backend.intake.most_prefills == ANY
         ):
             if ratio and ratio > FAR_OFF * _peers_ratio(backend, self._median_ratios(now)):
-                self._eject(backend, "ejected", "trial_late", "first tokens are still late", now)
+                self._enter(backend, "ejected", "trial_late", "first tokens are still late", now)
             else:
                 self._enter(backend, "up", "served", "it has answered a request", now)
 
     def failed(
-        self,
-        name: str,
-        request_id: str,
-        now: float,
-        *,
-        refused: bool = False,
-        sent_at: float | None = None,
+        self, name: str, request_id: str, now: float, *, refused: bool = False, sent_at: float = inf
     ) -> None:
         """Note a failure before the first byte: connection refused or lost, 5xx, time-out.
 
@@ -266,19 +275,18 @@ class Health:
         """
         if not (backend := self._backends.get(name)):
             return
-        waited_since, _ = backend.waiting.pop(request_id, (now, 0.0))
-        sent_at = waited_since if sent_at is None else sent_at
-        if backend.state == "down" or sent_at < backend.since:
+        sent_at = min(sent_at, backend.waiting.pop(request_id, (now, 0.0))[0])
+        if backend.state in SILENT or sent_at < backend.since:
             return
         backend.failures += 1
         backend.refusals = backend.refusals + 1 if refused else 0
         if backend.refusals >= FAILURES:
-            self._eject(backend, "down", "connections_refused", "refuses connections", now)
+            self._enter(backend, "down", "connections_refused", "refuses connections", now)
         elif backend.state == "half_open":
-            self._eject(backend, "ejected", "trial_failed", "its trial failed", now)
+            self._enter(backend, "ejected", "trial_failed", "its trial failed", now)
         elif backend.state == "up" and backend.failures >= FAILURES:
             why = f"{FAILURES} failures in a row"
-            self._eject(backend, "ejected", "failures", why, now)
+            self._enter(backend, "ejected", "failures", why, now)
 
     def full(self, name: str, request_id: str, now: float, retry_after_s: float = 0.0) -> None:
         """Note that the backend reports to be full: no failure, but no room for a moment."""
@@ -316,7 +324,7 @@ class Health:
                 worst, worst_ratio = backend, ratio
         if worst is not None:
             why = f"first tokens {worst_ratio:.1f} times as late as predicted"
-            self._eject(worst, "ejected", "late", why, now)
+            self._enter(worst, "ejected", "late", why, now)
 
     def intakes(self, now: float) -> list[Intake]:
         """Return the changes since the last call. Backends that may be sent more come first."""
@@ -327,7 +335,7 @@ class Health:
         changed = []
         up = _up_models(self._backends.values())
         for backend in self._backends.values():
-            only = up.only_its(backend.models, up=backend.state == "up")
+            only = up.only_its(backend.models, up=backend.available)
             most = _most(backend, only, now)
             limited_to = only if backend.state == "ejected" and only else None
             intake = Intake(backend.name, most, backend.restarted, limited_to)
@@ -348,21 +356,16 @@ class Health:
         return at
 
     def _median_ratios(self, now: float) -> dict[_Backend, float]:
-        """Return the median ratio of each backend that is up, from GRAY_LEAST ratios or more."""
+        """Return the median ratio of each backend that takes work, from GRAY_LEAST ratios up."""
         return {
             backend: median(ratios)
             for backend in self._backends.values()
-            if backend.state == "up" and len(ratios := backend.lately(now)) >= GRAY_LEAST
+            if backend.available and len(ratios := backend.lately(now)) >= GRAY_LEAST
         }
 
     def _enter(self, backend: _Backend, state: State, reason: Reason, why: str, now: float) -> None:
         self.moved = True
         backend.enter(state, reason, why, now)
-        self._unseen.append(Transition(backend.name, state, reason, why))
-
-    def _eject(self, backend: _Backend, state: State, reason: Reason, why: str, now: float) -> None:
-        self.moved = True
-        backend.eject(state, reason, why, now)
         self._unseen.append(Transition(backend.name, state, reason, why))
 
 
@@ -380,7 +383,7 @@ def _peers_ratio(backend: _Backend, ratios: Mapping[_Backend, float]) -> float:
 
 
 def _up_models(backends: Iterable[_Backend]) -> UpModels:
-    return UpModels(backend.models for backend in backends if backend.state == "up")
+    return UpModels(backend.models for backend in backends if backend.available)
 
 
 def _most(backend: _Backend, only: frozenset[str] | None, now: float) -> float:
@@ -388,7 +391,7 @@ def _most(backend: _Backend, only: frozenset[str] | None, now: float) -> float:
 
     A backend out of rotation gets ANY where no backend that is up serves its models (panic).
     """
-    if backend.state == "down" or (backend.state == "ejected" and only == NOTHING):
+    if backend.state in SILENT or (backend.state == "ejected" and only == NOTHING):
         return NONE
     if now < backend.full_until:
         return 0.0

@@ -85,6 +85,8 @@ def _out_of_rotation(scene: Scene) -> Found:
             remedy = "start it, and check that the proxy reaches its URL"
             if backend.get("reason") == "probes_failed":
                 remedy = "restart it if it hangs; else check that the proxy reaches its URL"
+        if state == "asleep":
+            remedy = "wake it by POST /wake_up when it is needed"
         yield "error" if state == "down" else "warning", f"{text}{backend['why']}", remedy
 
 

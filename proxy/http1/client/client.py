@@ -35,6 +35,9 @@ class Origin:
         connect_s: time limit of connecting, TLS included.
         tls: checks of an https URL; by default the system's authorities.
         headers: sent with every request.
+
+    Attributes:
+        key: the header with the proxy's own key, sent with every request that brings no key.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Origin:
         own = {"host": host, "accept-encoding": "identity", **headers}
         self._own_headers = "".join(f"{name}: {value}\r\n" for name, value in own.items())
         self.connect_s = connect_s
+        self.key = NO_HEADERS
         self._turns = ReadTurns(self._loop)
         self._idle: list[Connection] = []
         self._closed = False
@@ -65,7 +69,7 @@ class Origin:
         self,
         method: str,
         target: str,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] = NO_HEADERS,
         body: bytes = b"",
         *,
         fresh: bool = False,
@@ -82,6 +86,7 @@ class Origin:
         Raises ConnectFault, LocalShortage, LostConnection or BrokenAnswer; ValueError for a header
         with a line break, or a header that is not latin-1.
         """
+        headers = {**self.key, **headers}
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header of more than one line")

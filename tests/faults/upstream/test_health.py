@@ -11,7 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stages.proxy_stage import on_stage, stream
 
 from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
-from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, Health, Intake
+from forebay.proxy.core.health import (
+    ANY,
+    HOLD_S,
+    LONGEST_HOLD_S,
+    NONE,
+    SILENT,
+    Health,
+    Intake,
+)
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client.patience import Patience
@@ -168,7 +176,7 @@ def test_two_failed_probes_take_one_down_and_a_good_one_takes_it_back() -> None:
     assert fleet.may["a"] == ANY
     fleet.health.probe_failed("a", "health 503", 4.0)
     fleet.look(4.0)
-    assert (fleet.may["a"], fleet.health.why("a")) == (NONE, "health 503")
+    assert (fleet.may["a"], fleet.health.status("a", 0.0)["why"]) == (NONE, "health 503")
     fleet.health.probe_passed("a", 5.0)
     fleet.look(5.0)
     assert fleet.may["a"] == ANY
@@ -229,7 +237,7 @@ def test_gray_is_late_against_prediction_and_peers() -> None:
     fleet.health.look_for_gray(7.0)
     fleet.look(7.0)
     assert fleet.may == {"a": NONE, "b": ANY, "c": ANY}
-    assert "as late as predicted" in fleet.health.why("a")
+    assert "as late as predicted" in str(fleet.health.status("a", 0.0)["why"])
     fleet.look(7.5)
     fleet.health.sent("a", "trial", 0.2, 7.5)
     fleet.health.answered("a", "trial", 9.5)  # still late
@@ -293,11 +301,75 @@ def test_backends_come_and_go() -> None:
     fleet.look(1.0)
     assert fleet.may["a"] == ANY  # it is the last one now
     fleet.health.add("n", 1.0)
-    assert fleet.health.since("n") == 1.0
+    assert fleet.health.status("n", 1.0)["state_s"] == 0.0
     fleet.health.failed("b", "x", 1.0)  # what is still told of it is ignored
     fleet.health.probe_passed("n", 1.0)
     fleet.look(1.0)
     assert fleet.may["n"] == ANY
+
+
+def late_beside_a_drained_backend() -> Fleet:
+    """b has served well until an operator drains it, and a is 3.3 times late since."""
+    fleet = Fleet(2)
+    for i in range(6):
+        fleet.answer("b", 5 + i, took_s=1.0, predicted_s=1.0)
+    fleet.health.drain("b", drained=True)
+    for i in range(6):
+        fleet.answer("a", 5 + i, took_s=3.3, predicted_s=1.0)
+    return fleet
+
+
+def test_a_drained_backend_is_no_peer() -> None:
+    fleet = late_beside_a_drained_backend()
+    fleet.health.look_for_gray(11.0)
+    fleet.look(11.0)
+    assert fleet.health.state("a") == "up"
+    assert fleet.may["a"] == ANY
+    fleet.health.drain("b", drained=False)
+    fleet.health.look_for_gray(11.0)
+    assert fleet.health.state("a") == "ejected"
+
+
+@pytest.mark.parametrize("gone", ["drained", "asleep", "down", "removed"])
+def test_the_last_available_backend_is_used_however_the_other_went(gone: str) -> None:
+    fleet = Fleet(2)
+    match gone:
+        case "drained":
+            fleet.health.drain("b", drained=True)
+        case "asleep":
+            fleet.health.fell_asleep("b", 1.0)
+        case "down":
+            fleet.health.probe_failed("b", "x", 1.0)
+            fleet.health.probe_failed("b", "x", 1.0)
+        case "removed":
+            fleet.health.remove("b")
+    fleet.fail("a", 2.0, times=4)
+    assert fleet.may["a"] == ANY
+    fleet.look(2.0 + HOLD_S)
+    assert fleet.may["a"] == ANY  # half-open, and not one request at a time
+    fleet.answer("a", 20.0, took_s=9.0)
+    assert fleet.health.state("a") == "up"
+
+
+def test_a_drained_backend_lets_a_good_probe_end_the_hold_of_the_other() -> None:
+    fleet = Fleet(2)
+    fleet.health.drain("b", drained=True)
+    fleet.fail("a", 2.0, times=3, refused=True)
+    fleet.health.probe_passed("a", 2.1)
+    assert fleet.health.state("a") == "up"
+
+
+def test_a_sleeping_backend_is_up_with_the_first_probe_after_it_wakes() -> None:
+    """However often it sleeps: no time out of rotation follows. Its cache is lost."""
+    fleet = Fleet(2)
+    for i in range(1, 9):
+        fleet.health.fell_asleep("a", float(i))
+        assert fleet.health.intakes(float(i)) == [Intake("a", NONE, restarted=True)]
+        assert fleet.health.state("a") == "asleep"
+        fleet.fail("a", i + 0.1, times=5)  # requests that were sent before
+        fleet.health.probe_passed("a", i + 0.5)
+        fleet.look(i + 0.5)
+        assert fleet.may["a"] == ANY
 
 
 class Anything(RuleBasedStateMachine):
@@ -308,6 +380,7 @@ class Anything(RuleBasedStateMachine):
         self.fleet = Fleet(size)
         self.now = 0.0
         self.streak = dict.fromkeys(self.fleet.names, 0)
+        self.drained: set[str] = set()
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 20.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -338,6 +411,16 @@ class Anything(RuleBasedStateMachine):
             self.fleet.health.probe_failed(name, "x", self.now)
         self.fleet.health.look_for_gray(self.now)
 
+    @rule(at=st.integers(0, 3), drained=st.booleans())
+    def drain(self, at: int, drained: bool) -> None:
+        name = self.fleet.names[at % len(self.fleet.names)]
+        self.fleet.health.drain(name, drained=drained)
+        (self.drained.add if drained else self.drained.discard)(name)
+
+    @rule(at=st.integers(0, 3))
+    def sleep(self, at: int) -> None:
+        self.fleet.health.fell_asleep(self.fleet.names[at % len(self.fleet.names)], self.now)
+
     @invariant()
     def holds(self) -> None:
         fleet, health = self.fleet, self.fleet.health
@@ -345,14 +428,14 @@ class Anything(RuleBasedStateMachine):
         states = {name: health.state(name) for name in fleet.names}
         # What a driver was told is what the states mean.
         for name, state in states.items():
-            if state == "down":
+            if state in SILENT:
                 assert fleet.may[name] == NONE
             if state == "up":
                 assert fleet.may[name] in (ANY, 0)
-        # Whoever is not down is used when nobody is up.
-        if "up" not in states.values():
+        # Whoever is not down and does not sleep is used when nobody is up and undrained.
+        if "up" not in {states[name] for name in states.keys() - self.drained}:
             for name, state in states.items():
-                assert (fleet.may[name] == NONE) == (state == "down")
+                assert (fleet.may[name] == NONE) == (state in SILENT)
         # Nothing is ever stuck: time alone brings every `out` to trial.
         wake_at = health.wake_at(self.now)
         if "ejected" in states.values():

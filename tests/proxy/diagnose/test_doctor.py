@@ -13,7 +13,7 @@ from stages.proxy_stage import RawBackend, Stage, note_a_chat, stage, until
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli
-from forebay.proxy.diagnose.checks import CHECKS, examine
+from forebay.proxy.diagnose.checks import CHECKS, examine, states
 from forebay.proxy.diagnose.config_file import examine_file
 from forebay.proxy.diagnose.doctor.finding import Finding
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
@@ -546,6 +546,18 @@ class TestFile:
         text = f"{self.BACKENDS}capture: {{path: {tmp_path}/none/c.jsonl}}\n"
         found = self.found(tmp_path, text, FOREBAY_CAPTURE_SALT="s" * 32)
         assert found == [f"capture.path: there is no folder {tmp_path}/none"]
+
+
+def test_a_sleeping_backend() -> None:
+    asleep = backend("a", up=False, state="asleep", why="vLLM's sleep mode")
+    found = list(states(Scene(status(asleep, backend("b")), [])))
+    assert found == [
+        (
+            "warning",
+            "a has been asleep for 9 s: vLLM's sleep mode",
+            "wake it by POST /wake_up when it is needed",
+        )
+    ]
 
 
 def test_the_command(

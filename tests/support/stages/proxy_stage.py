@@ -100,6 +100,10 @@ class RawBackend:
         metrics: the answer of /metrics. None: silence, as above.
         openapi, version: the answers of /openapi.json and /version to the proxy itself. None: 404.
         models: entries of /v1/models for the proxy, by name. Empty: it has no such path.
+        asleep: the answer of /is_sleeping. Asleep, it answers no other request. None: 404.
+        key: each request without this key gets 401, and is counted in `keyless`. Not those that
+            begin with one of `unlocked`.
+        health: path and status of its health checks.
     """
 
     serve: Serve = by_request
@@ -112,6 +116,11 @@ class RawBackend:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     models_asked: int = 0
     pause_s: float = 0.0
+    asleep: bool | None = None
+    key: str = ""
+    keyless: int = 0
+    unlocked: tuple[str, ...] = ()
+    health: tuple[str, int] = ("/health", 200)
     calls: list[Call] = field(default_factory=list)
     open: int = 0
     connections: int = 0
@@ -131,6 +140,15 @@ class RawBackend:
                     if line.lower().startswith("content-length:"):
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
+                carries = f"\r\nauthorization: bearer {self.key}\r\n" in text.lower()
+                if self.key and not (carries or text.startswith(self.unlocked)):
+                    self.keyless += 1
+                    writer.write(answer(401, b"{}"))
+                    continue
+                if text.startswith("GET /is_sleeping "):
+                    sleeps = json.dumps({"is_sleeping": self.asleep}).encode()
+                    writer.write(answer(404 if self.asleep is None else 200, sleeps))
+                    continue
                 if text.startswith("GET /v1/models ") and "\r\nx-request-id:" not in text.lower():
                     self.models_asked += 1
                     page = {"data": [{"id": name} | self.models[name] for name in self.models]}
@@ -143,7 +161,7 @@ class RawBackend:
                     document = self.openapi if "openapi" in text else self.version
                     writer.write(answer(200 if document else 404, document or b"{}"))
                     continue
-                if text.startswith(("GET /health", "GET /metrics")):
+                if text.startswith((f"GET {self.health[0]} ", "GET /metrics")):
                     size = text.startswith("GET /metrics")
                     self.metrics_asked += size
                     self.health_asked += not size
@@ -153,13 +171,13 @@ class RawBackend:
                         return
                     if self.pause_s:
                         await asyncio.sleep(self.pause_s)
-                    writer.write(answer(200 if self.healthy else 503, said))
+                    writer.write(answer(self.health[1] if self.healthy else 503, said))
                     continue
                 call = Call(text, body, reader, writer)
                 self.calls.append(call)
                 self.open += 1
                 try:
-                    await self.serve(call)
+                    await (silent if self.asleep else self.serve)(call)
                 finally:
                     self.open -= 1
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
