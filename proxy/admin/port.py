@@ -31,6 +31,12 @@ ALLOW = {  # the methods of each path
     **dict.fromkeys(("/healthz", "/readyz"), "GET, HEAD"),
     **dict.fromkeys(("/preview", "/drain", "/reload"), "POST"),
 }
+PARAMETERS = {  # of each path that takes any
+    "/metrics": ("ago",),
+    "/status": ("request",),
+    "/requests": ("by", "count", "bucket", "since_s"),
+    "/preview": ("tenant",),
+}
 SAME_ID = 20  # bound of the named requests that share an id
 MOST_SHOWN = 128  # characters of an unknown id in the error message
 
@@ -61,7 +67,7 @@ class Admin:
         self._page = files("forebay.proxy.admin").joinpath("live.html").read_bytes()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := cross_site_refusal(request)) is not None:
+        if (refusal := refusal_of(request)) is not None:
             return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":
@@ -178,6 +184,26 @@ def wrong_request(request: web.BaseRequest) -> web.Response:
     if allow and request.method not in allow.split(", "):
         error = ApiError(405, "method_not_allowed", f"Use {allow}.", headers={"Allow": allow})
     return error_response(error, id_)
+
+
+def refusal_of(request: web.BaseRequest) -> web.Response | None:
+    """Return a 403 for a POST by another site, a 400 for an unknown parameter, else None.
+
+    `POST /drain?backend=NAME` must not end the proxy. Health checks may carry any parameter.
+    """
+    if (refusal := cross_site_refusal(request)) is not None:
+        return refusal
+    path, _, query = request.raw_path.partition("?")
+    parameters = PARAMETERS.get(path, ())
+    names = [unquote(part.partition("=")[0]) for part in query.split("&") if part]
+    unknown = [name for name in names if name not in parameters]
+    if not unknown or path not in ALLOW or ALLOW[path] == "GET, HEAD":
+        return None
+    message = f"Unknown parameter {unknown[0][:MOST_SHOWN]!r}; {path} takes "
+    message += f"{shortlist(parameters) or 'none'}."
+    if path == "/drain":
+        message += " It ends the proxy; POST /backends/NAME/drain drains one backend."
+    return error_response(ApiError(400, "unknown_parameter", message), request_id(request.headers))
 
 
 def requested_id(request: web.BaseRequest) -> str | None:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from forebay.proxy.admin.port import (
     named_backend,
     query_of,
+    refusal_of,
     requested_id,
     seconds_ago,
     wrong_request,
@@ -32,7 +33,6 @@ from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
 from forebay.proxy.http1.server.client_body import read_client_body
-from forebay.proxy.http1.server.cross_origin import cross_site_refusal
 from forebay.proxy.workers.worker_histories import added_up
 from forebay.proxy.workers.workers import Worker, WorkerPool
 
@@ -65,7 +65,7 @@ class WorkersAdmin:
         await self._session.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := cross_site_refusal(request)) is not None:
+        if (refusal := refusal_of(request)) is not None:
             return refusal
         match request.method, request.raw_path.partition("?")[0]:
             case "GET" | "HEAD", "/healthz":

@@ -1,4 +1,4 @@
-"""The admin port rejects requests that a page of another site makes a browser send."""
+"""The admin port rejects requests of other sites' pages, and parameters that it does not know."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -94,6 +94,32 @@ class TestOneProxy:
                 assert answer.status == 202
             assert on.proxy.stop.is_set()
 
+    @pytest.mark.parametrize(
+        ("method", "target"),
+        [
+            ("POST", "/drain?backend=gpu1"),
+            ("POST", "/drain?" + "x=1&" * 20),
+            ("POST", "/reload?dry_run"),
+            ("GET", "/status?reqest=a"),
+            ("GET", "/metrics?ago=5&since=4"),
+            ("GET", "/requests?by=slowest&tenant=a"),
+            ("GET", "/backends?name=b0"),
+        ],
+    )
+    async def test_an_unknown_parameter_does_nothing(self, method: str, target: str) -> None:
+        async with one_proxy() as on:
+            async with on.client.request(method, on.proxy.admin_url + target) as answer:
+                assert answer.status == 400
+                assert (await answer.json())["error"]["code"] == "unknown_parameter"
+            assert not on.proxy.stop.is_set()
+
+    @pytest.mark.parametrize(
+        "target", ["/status", "/metrics?ago=5", "/requests?by=slowest&count=3", "/healthz?verbose"]
+    )
+    async def test_known_parameters_pass(self, target: str) -> None:
+        async with one_proxy() as on:
+            assert await on.status_of(on.proxy.admin_url + target) == 200
+
 
 async def test_workers_are_not_drained_by_a_page() -> None:
     workers = WorkerPool([], 2, print)
@@ -115,6 +141,10 @@ async def test_workers_are_not_drained_by_a_page() -> None:
                 async with client.post(admin + "/drain", headers=of(headers, admin)) as answer:
                     assert answer.status == 202
                 assert workers.stop.is_set()
+            workers.stop.clear()
+            async with client.post(admin + "/drain?backend=gpu1") as answer:
+                assert (await answer.json())["error"]["code"] == "unknown_parameter"
+            assert not workers.stop.is_set()
         finally:
             await runner.cleanup()
             workers.hub.close()
