@@ -34,6 +34,7 @@ class LogEvent(Enum):
     BACKEND_UNREACHABLE = "backend_unreachable", WARNING, "a configured backend is not up yet"
     BACKEND_UNPROBED = "backend_unprobed", WARNING, "this proxy cannot probe the backend"
     BACKEND_MALFORMED = "backend_malformed", WARNING, "an answer of the backend is not sound HTTP"
+    LIMIT_REACHED = "limit_reached", WARNING, "a limit of this proxy ended a response"
     ADDRESSES_CUT = "addresses_cut", WARNING, "a name has more addresses than are used"
     BACKEND_KV_CACHE = "backend_kv_cache", INFO, "the backend has reported its KV cache size"
     BACKEND_MODELS = "backend_models", INFO, "the backends serve different models; one of them says"

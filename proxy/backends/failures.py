@@ -48,6 +48,7 @@ class Failure(Exception):
         retry: the retries at other backends that it allows.
         verdict: the meaning of the failure for the health of the backend.
         retry_after_s: the Retry-After of a full backend, in seconds.
+        limit: a sentence about the limit of this proxy that ended it; "": the backend failed.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Failure(Exception):
     retry: Retry = "shared"
     verdict: Verdict = "failed"
     retry_after_s: float = 0.0
+    limit: str = ""
 
     @property
     def declined(self) -> bool:
@@ -89,14 +91,12 @@ def check_head(response: UpstreamResponse) -> None:
         raise Failure("encoding", upstream_error())  # none was asked for
 
 
-def check_type(response: UpstreamResponse, streams: bool) -> None:
-    """Raise Failure if a successful response is of another kind than the request asked for.
+def check_type(response: UpstreamResponse) -> None:
+    """Raise Failure if a successful response is a page of a gateway.
 
-    A whole response may have any other content type, or none: it is passed on as it is.
+    Any other is passed on, even a whole one to a request for a stream: it has been computed.
     """
-    kind = response.content_type
-    wrong = kind != EVENTS if streams else kind in (EVENTS, "text/html")
-    if response.status == 200 and wrong:
+    if response.status == 200 and response.content_type == "text/html":
         raise Failure("content_type", upstream_error())
 
 
@@ -124,15 +124,13 @@ def _lacks_model(body: object) -> bool:
     return said or error.get("param") == "model" or error.get("code") == "model_not_found"
 
 
-def check_whole(status: int, body: bytes) -> dict[str, Any] | None:
+def check_whole(body: bytes) -> dict[str, Any] | None:
     """Parse a whole response. None if it is no JSON object, which is passed on all the same.
 
-    Raises Failure if it is empty, or was aborted.
+    Raises Failure if it was aborted.
     """
     fields = read_object(body)
     if fields is None:
-        if status == 200 and not body:
-            raise Failure("empty", upstream_error())
         return None
     choices = fields.get("choices")
     for choice in choices if isinstance(choices, list) else ():
@@ -159,8 +157,8 @@ def _seconds(text: str | None) -> float:
     return max(0.0, seconds) if isfinite(seconds) else 0.0
 
 
-class MalformedAnswers:
-    """Logs the kind of a malformed answer, never its bytes.
+class FaultLog:
+    """Logs the kind of a malformed answer, never its bytes, and limits that ended answers.
 
     Args:
         clock: the time of the event loop.
@@ -178,3 +176,10 @@ class MalformedAnswers:
         if (more := self._lines.more(kind, self._clock())) is not None:
             line = f"backend {backend} sent a malformed answer: {MALFORMED[kind]}{more}"
             self._say(LogEvent.BACKEND_MALFORMED, line, backend, kind)
+
+    def limited(self, backend: str, limit: str) -> None:
+        """A limit of this proxy has ended a response, as the sentence says. "" is no limit."""
+        key = limit.rpartition("(")[2]
+        if limit and (more := self._lines.more(key, self._clock())) is not None:
+            line = f"a response of backend {backend} was ended by this proxy: {limit}{more}"
+            self._say(LogEvent.LIMIT_REACHED, line, backend)

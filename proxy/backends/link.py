@@ -31,6 +31,7 @@ class BackendLink:
         drained: an operator has taken it out of use, regardless of its health.
         poke: set to probe the backend now, not at the next interval.
         probed: set when its first probe is over.
+        silent: it has gone down or to sleep: its running responses will not go on.
         heard: the backend has sent something since the last probe began.
         declined_at: when it last answered that it is busy or broken; -inf once it has served since.
         kv_tokens: size of its KV cache, as configured or reported by its metrics; inf if unknown.
@@ -50,6 +51,7 @@ class BackendLink:
     drained: bool = False
     poke: asyncio.Event = field(default_factory=asyncio.Event)
     probed: asyncio.Event = field(default_factory=asyncio.Event)
+    silent: bool = False
     heard: bool = False
     declined_at: float = -inf
     kv_tokens: float = inf

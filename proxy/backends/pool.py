@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
-from forebay.proxy.backends.failures import Failure, MalformedAnswers
+from forebay.proxy.backends.failures import Failure, FaultLog
 from forebay.proxy.backends.link import (
     BackendLink,
     any_up,
@@ -52,6 +52,7 @@ class Backends:
         passed_on: limits the requests that pass no queue.
         search: looks for a model that no backend names.
         salts: on which paths the backends drop the salt of a tenant's cache.
+        faults: logs malformed and limited answers.
         on_hang: called at every probe of a backend that is down, to end attempts there.
     """
 
@@ -69,7 +70,7 @@ class Backends:
         self._say = say
         self._turns: Counter[str] = Counter()  # by path
         self._suspicions = Suspicions()
-        self._malformed = MalformedAnswers(say, driver.clock)
+        self.faults = FaultLog(say, driver.clock)
         self.passed_on = PassedOn(
             driver,
             lambda: self._config.timeouts.first_token,
@@ -305,7 +306,8 @@ class Backends:
         """A request for this model has failed before a good first byte."""
         # A declined request is passed on only while some other backend may take it.
         health, now = self.health, self._driver.clock()
-        self._malformed.came(name, failure.kind)
+        self.faults.came(name, failure.kind)
+        self.faults.limited(name, failure.limit)
         link, everywhere = self.links.get(name), False
         if failure.declined and link:
             link.declined_at = now
@@ -365,7 +367,9 @@ class Backends:
         for intake in self.health.intakes(now):
             self._apply_intake(intake)
         for transition in self.health.new_transitions():
-            say_transition(self._say, transition, self.links[transition.backend])
+            link = self.links[transition.backend]
+            link.silent = transition.state in SILENT
+            say_transition(self._say, transition, link)
         if self._serving and not self.any_up():
             self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
         self._serving = self.any_up()

@@ -22,6 +22,7 @@ from forebay.traces.ground.command_line.quantities import (
     seconds_text,
     size_bytes,
 )
+from forebay.traces.ground.sse import MAX_EVENT_BYTES
 
 UNITS: Final = "units"
 """In the context of a dump: print 2s and 16MiB, as people write them."""
@@ -89,9 +90,10 @@ class Timeouts(Section):
     connect: time to connect to a backend, TLS included.
     first_token: time until the first event of a stream, or until a response of an unshaped path.
     answer: time until a chat or completion that is not a stream. null: five times first_token.
-    idle: time between two reads from a backend.
+    idle: time without a byte within a response, from a backend that fails its health checks; ten
+    times as long from a healthy one, which may hold a tool call back.
     keep_alive: time without a byte after which a client that waits for the first token of a stream
-    gets a heartbeat, with status 200. 0: nothing is sent before the first token.
+    gets a heartbeat, with status 200, as do streams in which a backend is silent. 0: never.
     client_headers: time to receive the head of a request.
     client_body: time to receive a body.
     client_write: time in which a client must take 16 KiB of a response, or its rest.
@@ -128,6 +130,7 @@ class Limits(Section):
     loop_lag: lag of the event loop. A p99 above it sheds class batch, a median above it class
     standard too.
     answer: size of a response that is not a stream.
+    event: size of one event of a stream. vLLM may send all ids of a prompt in a single event.
     """
 
     body: Bytes = 16 << 20
@@ -137,6 +140,7 @@ class Limits(Section):
     memory: Literal["auto"] | Bytes = "auto"
     loop_lag: Seconds = 0.05
     answer: Bytes = 64 << 20
+    event: Bytes = MAX_EVENT_BYTES
 
 
 class HealthConfig(Section):

@@ -47,13 +47,14 @@ def invalid_type(what: str, right: str, param: str | None) -> ApiError:
     return ApiError(400, "invalid_type", f"{what} must be {right}.", param=param)
 
 
-def stream_error_event(*, typed: bool = False) -> bytes:
+def stream_error_event(limit: str, *, typed: bool = False) -> bytes:
     """Return the last event of a stream that was cut. Neither `[DONE]` nor a clean end follows.
 
     Args:
+        limit: a sentence about the limit of this proxy that ended it, "" if the backend did.
         typed: the events of the stream have types.
     """
-    text = "The server stopped before the response was complete."
+    text = limit or "The server stopped before the response was complete."
     return error_event(error_body(text, SERVER, "upstream_stream_error", typed=typed), typed=typed)
 
 
@@ -129,14 +130,13 @@ def upstream_error() -> ApiError:
     return ApiError(502, "upstream_error", "The backend failed to respond.", SERVER)
 
 
-def upstream_timeout() -> ApiError:
-    return ApiError(504, "upstream_timeout", "The backend did not respond in time.", SERVER)
+def upstream_timeout(text: str = "The backend did not respond in time.") -> ApiError:
+    return ApiError(504, "upstream_timeout", text, SERVER)
 
 
-def answer_too_large(limit: int) -> ApiError:
-    return ApiError(
-        502, "upstream_error", f"The response of the backend is larger than {limit} bytes.", SERVER
-    )
+def answer_too_large(limit: str) -> ApiError:
+    """Return a 502 with a sentence about the limit. The next response would be as large."""
+    return ApiError(502, "upstream_error", limit, SERVER, headers={"x-should-retry": "false"})
 
 
 def no_slot(load_status: int) -> ApiError:

@@ -16,17 +16,16 @@ from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client.backend_errors import (
-    AnswerTooLarge,
     BrokenAnswer,
     ConnectFault,
     LocalShortage,
     LostConnection,
+    OwnLimit,
 )
 from forebay.proxy.relay.backend_request import BackendRequest
 from forebay.proxy.relay.exchange import Answer, exchange
 from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener
-from forebay.proxy.relay.timeouts import Limit, Watchdog
-from forebay.traces.ground.sse import EventTooLarge
+from forebay.proxy.relay.timeouts import Limit, StalledUpstream, Watchdog
 
 
 class Attempt:
@@ -129,7 +128,7 @@ class Attempts:
         """Make an attempt for a request that is not shaped. Raises ApiError during a drain."""
         if self._draining:
             raise errors.draining()
-        limit = self._watchdog.limit(self._config.timeouts.first_token)
+        limit = self._watchdog.limit(self._config.timeouts.first_token, "timeouts.first_token")
         return Attempt(link, tries, limit, self._active, model)
 
     def start_shaped(
@@ -144,8 +143,10 @@ class Attempts:
             raise errors.draining()
         self._backends.sent(grant.send, shows_first_token=shows_first_token)
         timeouts = self._config.timeouts
-        limit_s = timeouts.first_token if shows_first_token else timeouts.whole_answer
-        limit = self._watchdog.limit(limit_s)
+        if shows_first_token:
+            limit = self._watchdog.limit(timeouts.first_token, "timeouts.first_token")
+        else:
+            limit = self._watchdog.limit(timeouts.whole_answer, "timeouts.answer")
         request = grant.send.request
         return ShapedAttempt(link, tries, limit, self._active, self._backends, request)
 
@@ -159,7 +160,7 @@ class Attempts:
                 return await exchange(
                     request, attempt.link, listener,
                     backends=self._backends, watchdog=self._watchdog,
-                    limit=self._config.limits.answer,
+                    limits=self._config.limits,
                 )  # fmt: skip
         except TimeoutError as error:
             raise _timeout_failure(attempt, request) from error
@@ -189,7 +190,7 @@ class Attempts:
         for attempt in self._active:
             attempt.end("draining")
         self._backends.passed_on.end_all(errors.draining)
-        self._watchdog.end_all("the proxy is shutting down")
+        self._watchdog.end_all("The proxy is shutting down (timeouts.drain).")
 
     def _end_hanging(self, link: BackendLink) -> None:
         """End attempts at a backend that hangs, if another backend may be asked instead."""
@@ -209,7 +210,8 @@ def _timeout_failure(attempt: Attempt, request: BackendRequest) -> Failure:
         return Failure("draining", errors.draining(), "never", "nothing")
     # The prefill may still be running: a second one elsewhere would double the load.
     kind = ONLY_HEARTBEATS if request.heartbeats else "timeout"
-    return Failure(kind, errors.upstream_timeout(), "never")
+    text = f"The backend did not respond within {attempt.limit.text}."
+    return Failure(kind, errors.upstream_timeout(text), "never", limit=text)
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -218,8 +220,12 @@ def _failure_of(error: Exception) -> Failure:
     if isinstance(error, LocalShortage):
         # A connection to another backend would need the same resource.
         return Failure("shortage", errors.overloaded(), "never", "nothing")
-    if isinstance(error, (AnswerTooLarge, EventTooLarge)):  # as large from another backend
-        return Failure("too_large", errors.answer_too_large(error.limit), "never", "nothing")
+    if isinstance(error, StalledUpstream):
+        text = str(error)
+        return Failure("timeout", errors.upstream_timeout(text), limit=text)
+    if isinstance(error, OwnLimit):  # as large from another backend
+        text = str(error)
+        return Failure("too_large", errors.answer_too_large(text), "never", "nothing", limit=text)
     if isinstance(error, BrokenAnswer):
         return Failure(error.kind, errors.upstream_error())
     retry: Literal["lost", "shared"] = "lost" if isinstance(error, LostConnection) else "shared"

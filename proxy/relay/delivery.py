@@ -15,7 +15,7 @@ from forebay.proxy.api.dialects import Dialect
 from forebay.proxy.http1.client.connection import Sink
 from forebay.proxy.http1.errors import ApiError, error_event, upstream_error
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
-from forebay.proxy.relay.timeouts import Watchdog
+from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.ground.sse import read_object
 
@@ -68,6 +68,7 @@ class Opening:
         "_incoming",
         "_record",
         "_response",
+        "_watch",
         "_watchdog",
         "next_at",
         "on",
@@ -89,6 +90,7 @@ class Opening:
         self._record = record
         self._watchdog = watchdog
         self._response: web.StreamResponse | None = None
+        self._watch: TimeoutWatch | None = None
         self.on = every_s > 0
         self.next_at = watchdog.clock() + every_s if self.on else inf
 
@@ -110,10 +112,21 @@ class Opening:
         self._watchdog.beating.discard(self)
         return self._response
 
+    def go_on(self, watch: TimeoutWatch, response: web.StreamResponse) -> None:
+        """Send heartbeats within a stream that has begun, while its backend is silent."""
+        self._watch, self._response = watch, response
+        self.next_at = self._watchdog.clock() + self._every_s
+        self._watchdog.beating.add(self)
+
     async def beat(self, now: float) -> None:
         """Send a heartbeat, unless the client has yet to take the bytes sent before."""
         transport = self._incoming.transport
         self.next_at = now + self._every_s
+        if self._watch is not None:
+            heard_at = self._watch.reading_since
+            if heard_at is None or now < heard_at + self._every_s:
+                self.next_at = (now if heard_at is None else heard_at) + self._every_s
+                return
         if transport is not None and not transport.get_write_buffer_size():
             kind = {"content-type": "text/event-stream; charset=utf-8"}
             await self._send(transport, self._dialect.heartbeat, {**self._headers(), **kind})
@@ -142,24 +155,28 @@ class Opening:
         piece_sink(transport, chunked=is_chunked(self._response))(data)
 
     async def finished(self, response: web.StreamResponse) -> web.StreamResponse:
-        """Return the response, sent as an event if it is a late error of the backend."""
+        """Return the response, sent as an event if a whole one came after heartbeats."""
         if self._response is None or response is self._response:
             return response
+        if response.status == 200 and isinstance(response, web.Response):
+            assert isinstance(response.body, bytes)
+            return await self._end(b"data: %b\n\n" % response.body.replace(b"\n", b"\ndata: "))
         self._record.reason = "upstream_error"
-        return await self._end(_backends_error(response, self._dialect.types_events))
+        typed = self._dialect.types_events
+        return await self._end(error_event(_backends_error(response, typed), typed=typed))
 
     async def failed(self, error: ApiError) -> web.StreamResponse:
         """Send the error as an event, or raise it while nothing has been sent."""
         if self._response is None:
             raise error
         self._record.reason = error.code
-        return await self._end(error.body(typed=self._dialect.types_events))
+        typed = self._dialect.types_events
+        return await self._end(error_event(error.body(typed=typed), typed=typed))
 
-    async def _end(self, body: bytes) -> web.StreamResponse:
+    async def _end(self, event: bytes) -> web.StreamResponse:
         response = self.close()
         assert response is not None
-        event = error_event(body, typed=self._dialect.types_events)
-        with self._watchdog.watching(self._incoming, None) as watch, suppress(*CLIENT_LEFT):
+        with self._watchdog.watching(self._incoming) as watch, suppress(*CLIENT_LEFT):
             watch.writing_since = self._watchdog.clock()
             await response.write(event)
             await response.write_eof()
@@ -182,7 +199,7 @@ async def send_whole(
     """Send a response that is ready."""
     if _sent_at_once(request, response):
         return
-    with watchdog.watching(request, None) as watch, suppress(*CLIENT_LEFT):
+    with watchdog.watching(request) as watch, suppress(*CLIENT_LEFT):
         watch.writing_since = watchdog.clock()
         await response.prepare(request)
         await response.write_eof()
@@ -258,7 +275,7 @@ async def wait_taken(request: web.BaseRequest, watchdog: Watchdog) -> None:
     await asyncio.sleep(0)  # uvloop writes at the end of the turn: mostly nothing is left then
     if transport.is_closing() or not transport.get_write_buffer_size():
         return
-    with watchdog.watching(request, None) as watch:
+    with watchdog.watching(request) as watch:
         watch.writing_since = watchdog.clock()
         transport.set_write_buffer_limits(0)  # so that `drain` waits for all of it
         try:

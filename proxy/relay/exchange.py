@@ -12,6 +12,7 @@ from forebay.proxy.backends.failures import (
 )
 from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
+from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_client
@@ -31,13 +32,13 @@ async def exchange(
     *,
     backends: Backends,
     watchdog: Watchdog,
-    limit: int,
+    limits: Limits,
 ) -> Answer:
     """Ask one backend. Raises Failure and UpstreamFault while nothing but heartbeats was relayed.
 
     Args:
         listener: learns from a stream, or from a large response.
-        limit: bytes of a response that is not a stream.
+        limits: bytes of an event, and of a response that is not a stream.
     """
     response = await backends.open(
         request.method, link, request.target, request.body, request.headers,
@@ -48,19 +49,16 @@ async def exchange(
     try:
         check_head(response)
         # A stream is relayed from its first event on, any other response once it is read.
-        streams = request.streams
-        if streams is None:
-            streams = request.method == "POST" and response.content_type == EVENTS
-        else:
-            check_type(response, streams)
+        check_type(response)
+        streams = request.streams is not False and request.method == "POST"
         headers = request.reply_headers()
-        if streams and response.status == 200:
-            stream = Stream(request, link, response, headers, listener, watchdog)
+        if streams and response.content_type == EVENTS and response.status == 200:
+            stream = Stream(request, link, response, headers, listener, watchdog, limits.event)
             await stream.first_event(request)
             relaying = True
             return stream
         answer = await _read_whole(
-            request, link, response, headers, listener, watchdog=watchdog, limit=limit
+            request, link, response, headers, listener, watchdog=watchdog, limit=limits.answer
         )
         relaying = isinstance(answer, LargeAnswer)
         return answer
@@ -80,7 +78,7 @@ async def _read_whole(
     limit: int,
 ) -> web.Response | LargeAnswer:
     """Read a response that is not a stream. Raises Failure for a bad status."""
-    with watchdog.watching(request.incoming, response) as watch:
+    with watchdog.watching(request.incoming, response, link) as watch:
         watch.reading_since = watchdog.clock()
         link.heard = True
         body, complete = await read_small(response, limit, request.memory, link, watch)

@@ -13,6 +13,7 @@ from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.proxy.telemetry.record import CUT, RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +36,13 @@ class Learners:
 class Lessons(StreamListener):
     """Learns from the response to one shaped request."""
 
-    __slots__ = ("_grant", "_learners", "_link", "_shaped")
+    __slots__ = ("_grant", "_learners", "_learns", "_link", "_shaped")
 
     def __init__(
         self, learners: Learners, shaped: ShapedRequest, grant: Grant, link: BackendLink
     ) -> None:
         self._learners = learners
+        self._learns = True
         self._shaped = shaped
         self._grant = grant
         self._link = link
@@ -52,6 +54,15 @@ class Lessons(StreamListener):
         self.prompt_computed()
         record.first_token(now)
         self._learners.metrics.first_token(record, now)
+
+    def unexpected(self, fields: dict[str, Any] | None) -> None:
+        """Learn nothing from a response of another kind than was asked for, but charge for it."""
+        self._learns = False
+        self._learners.metrics.upstream_error(self._link.name, "content_type")
+        self._learners.backends.faults.came(self._link.name, "content_type")
+        usage = (fields or {}).get("usage")
+        if isinstance(usage, dict):
+            self.usage(usage)
 
     def whole_response(self, fields: dict[str, Any] | None) -> None:
         """Learn from a successful response that is no stream.
@@ -84,9 +95,11 @@ class Lessons(StreamListener):
         prompt_tokens, cached_tokens, output_tokens = parsed.dialect.usage_tokens(usage)
         if not prompt_tokens:
             return
-        self._grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
         record.used(prompt_tokens, cached_tokens or 0, output_tokens)
         learners.metrics.used(self._link.name, prompt_tokens, record.cached_tokens)
+        if not self._learns:
+            return
+        self._grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
         learners.estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
 
     def no_usage(self, events: int) -> None:
@@ -99,12 +112,20 @@ class Lessons(StreamListener):
             tokens = record.prompt_tokens + record.output_tokens
             self._learners.kept.add(response_id, parsed.request, self._link.name, tokens)
 
-    def cut(self) -> None:
-        self._shaped.record.reason = "upstream_stream_error"
-        note_cut(self._learners.metrics, self._link)
+    def cut(self, limit: str) -> None:
+        learners = self._learners
+        note_cut(self._shaped.record, learners.metrics, learners.backends, self._link, limit)
 
 
-def note_cut(metrics: ProxyMetrics, link: BackendLink) -> None:
-    """Count a stream that ended too early, and probe the backend, which may have died."""
-    metrics.upstream_error(link.name, "mid_stream")
+def note_cut(
+    record: RequestRecord, metrics: ProxyMetrics, backends: Backends, link: BackendLink, limit: str
+) -> None:
+    """Count a response that ended too early, and probe the backend, which may have died.
+
+    Args:
+        limit: a sentence about the limit of this proxy that ended it, "" if the backend did.
+    """
+    record.reason = CUT
+    metrics.upstream_error(link.name, "own_limit" if limit else "mid_stream")
+    backends.faults.limited(link.name, limit)
     link.poke.set()

@@ -145,11 +145,13 @@ class Relay:
         fields = None
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
-            fields = check_whole(response.status, response.body)
+            fields = check_whole(response.body)
             if fields is None and response.status == 200:
                 # For another backend to compute it again would not help.
                 self._metrics.upstream_error(link.name, "not_json")
-        if response.status == 200:
+        if response.status == 200 and shaped.parsed.streams:
+            lessons.unexpected(fields)
+        elif response.status == 200:
             lessons.whole_response(fields)
         return response
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from forebay.proxy.backends.failures import BUSY_STATUSES, Failure, full
 from forebay.proxy.backends.link import BackendLink
-from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
+from forebay.proxy.http1.client.backend_errors import BrokenAnswer, OwnLimit, UpstreamFault
 from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
@@ -20,7 +20,6 @@ from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 from forebay.traces.ground.sse import (
     BYTE_ORDER_MARK,
-    MAX_EVENT_BYTES,
     EventScanner,
     EventTooLarge,
     MalformedStream,
@@ -49,8 +48,8 @@ class StreamListener:
     def response_kept(self, response_id: str) -> None:
         """The response has an id by which a later request may refer to it."""
 
-    def cut(self) -> None:
-        """The stream ended too early."""
+    def cut(self, limit: str) -> None:
+        """The stream ended too early. `limit` names the proxy's limit that ended it, or is ""."""
 
 
 class Stream:
@@ -58,6 +57,7 @@ class Stream:
 
     Args:
         headers: our headers of the response.
+        event_bytes: the limit of one event.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class Stream:
         headers: dict[str, str],
         listener: StreamListener,
         watchdog: Watchdog,
+        event_bytes: int,
     ) -> None:
+        # The request, and how its API begins and ends a stream.
         dialect, opening = request.dialect, request.opening
         self._incoming = request.incoming
         self._hides_usage = request.hides_usage
@@ -82,7 +84,9 @@ class Stream:
         self._opening = opening if opening is not None and opening.on else None
         self._listener = listener
         self._watchdog = watchdog
-        self._scanner = EventScanner()
+        # The part of the stream that has come.
+        self._scanner = EventScanner(event_bytes)
+        self._event_bytes = event_bytes
         self._memory = request.memory
         self._memory_before = request.memory.size
         self._chunks = TokenChunks(self._scanner)
@@ -94,6 +98,7 @@ class Stream:
         self._response_id = ""
         self._done = False
         self._failed = False
+        self._limit = ""  # of this proxy, that ended it
 
     @property
     def status(self) -> int:
@@ -120,7 +125,7 @@ class Stream:
                 part = heartbeats if self._is_heartbeat(raw, payload) else held
                 part += raw
                 size += len(raw)
-            if not seen and size > MAX_EVENT_BYTES:
+            if not seen and size > self._event_bytes:
                 raise MalformedStream("comments without end")
             request.heartbeats = bool(heartbeats or request.heartbeats) and not seen
             if not seen and heartbeats and self._opening is not None:
@@ -175,7 +180,7 @@ class Stream:
         elif self._ready.startswith(BYTE_ORDER_MARK):
             del self._ready[: len(BYTE_ORDER_MARK)]  # the stream does not begin here
         # A client that leaves ends the stream, and each way out closes the backend's response.
-        with self._watchdog.watching(self._incoming, self._response) as watch:
+        with self._watchdog.watching(self._incoming, self._response, self._link) as watch:
             try:
                 watch.writing_since = self._clock()
                 await outgoing.prepare(self._incoming)
@@ -188,9 +193,9 @@ class Stream:
                     watch.writing_since = None
                     await self._end_of_framing()
                 else:
-                    self._ready += stream_error_event(typed=bool(self._ends))
+                    self._ready += stream_error_event(self._limit, typed=bool(self._ends))
                     await self._send_ready(outgoing)
-                    self._listener.cut()
+                    self._listener.cut(self._limit)
                     if self._incoming.transport is not None:
                         self._incoming.transport.close()  # flushes, but for the last chunk
             except CLIENT_LEFT:
@@ -204,12 +209,18 @@ class Stream:
         if self._incoming.transport is None:
             raise ConnectionResetError
         send, send_chunks = self._sinks(self._incoming.transport, watch, is_chunked(outgoing))
+        if self._opening is not None:
+            self._opening.go_on(watch, outgoing)
         try:
             while not (self._done or self._failed):
                 if await watch.pour(send, send_chunks):
                     break
-        except UPSTREAM_ERRORS:
+        except UPSTREAM_ERRORS as error:
+            self._limit = str(error) if isinstance(error, OwnLimit) else ""
             return False
+        finally:
+            if self._opening is not None:
+                self._opening.close()
         # After [DONE] nothing is missing, however the connection ends. Without [DONE] even a clean
         # end is a cut, unless the stream has none.
         return self._done or not (self._until_done or self._failed or self._scanner.mid_event)
@@ -256,20 +267,27 @@ class Stream:
         return send, send_chunks if chunked else None
 
     def _events(self, piece: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the events that `piece` completes. Raises EventTooLarge without room for more."""
-        events = self._scanner.events(piece)
+        """Return the events that `piece` completes. Raises OwnLimit if one is too large."""
+        try:
+            events = self._scanner.events(piece)
+        except EventTooLarge as error:
+            bound = f"larger than {error.limit} bytes (limits.event)"
+            raise OwnLimit(f"An event of the response is {bound}.") from error
         if self._scanner.partial or self._memory.size > self._memory_before:
             self._reserve_partial(len(self._scanner.partial))
         return events
 
     def _reserve_partial(self, size: int) -> None:
-        """Reserve memory for a large incomplete event. Raises EventTooLarge if there is no room."""
+        """Reserve memory for a large incomplete event. Raises OwnLimit if there is no room."""
         if size <= SMALL_BYTES:
             self._memory.shrink(self._memory_before)
             return
         needed = self._memory_before + size
         if not self._memory.has_room(needed):
-            raise EventTooLarge(size)
+            raise OwnLimit(
+                f"No memory is left for an event of {size} bytes of the response "
+                "(limits.queue_bytes)."
+            )
         self._memory.reach(needed)
 
     def _scanned(self, piece: bytes) -> bytes:
@@ -277,8 +295,9 @@ class Stream:
         try:
             for raw, payload in self._events(piece):
                 self._take_event(raw, payload)
-        except MalformedStream:
+        except UPSTREAM_ERRORS as error:
             self._failed = True
+            self._limit = str(error) if isinstance(error, OwnLimit) else ""
         ready, self._ready = bytes(self._ready), bytearray()
         return ready
 

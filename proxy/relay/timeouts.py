@@ -11,7 +11,8 @@ from typing import Protocol
 
 from aiohttp import web
 
-from forebay.proxy.http1.client.backend_errors import UpstreamFault
+from forebay.proxy.backends.link import BackendLink
+from forebay.proxy.http1.client.backend_errors import OwnLimit
 from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.client.patience import ended_by_limit
 
@@ -26,9 +27,12 @@ LOOK_S = 1.0  # interval at which clients that are slow to read are counted
 # A client that takes this much within `client_write` goes on, even with a large answer: by default
 # 550 bytes/s. A bound of one byte would let a client hold an answer for ever.
 PROGRESS_BYTES = 16 << 10
+# A healthy backend may be silent for this many times `idle`: vLLM holds a tool call back while it
+# parses the arguments. Doubled: a response that never goes on keeps its slot for 20 minutes.
+HEALTHY_IDLE = 10.0
 
 
-class StalledUpstream(UpstreamFault):
+class StalledUpstream(OwnLimit):
     """The backend sent nothing for too long, or the proxy stopped waiting for it."""
 
 
@@ -39,15 +43,17 @@ class Limit:
 
     Attributes:
         at: when to end the block, on the clock of the event loop.
+        text: the limit and its key, such as "120 s (timeouts.first_token)".
         expired: `end` was called.
     """
 
-    __slots__ = ("_cancelling", "_limits", "_loop", "_task", "at", "expired")
+    __slots__ = ("_cancelling", "_limits", "_loop", "_task", "at", "expired", "text")
 
     def __init__(
-        self, at: float, loop: asyncio.AbstractEventLoop, limits: "dict[Limit, None]"
+        self, at: float, text: str, loop: asyncio.AbstractEventLoop, limits: "dict[Limit, None]"
     ) -> None:
         self.at = at
+        self.text = text
         self._limits = limits
         self._loop = loop  # get_running_loop() makes a system call (Python 3.11)
         self.expired = False
@@ -96,6 +102,7 @@ class TimeoutWatch:
 
     Attributes:
         response: the backend's; None when only the client is waited for.
+        link: the backend, None without a response.
         heard: bytes came since the last tick. Setting this costs less than reading the clock.
         untaken: bytes that the client had yet to take when it last made progress.
     """
@@ -103,6 +110,7 @@ class TimeoutWatch:
     __slots__ = (
         "_watchdog",
         "heard",
+        "link",
         "reading_since",
         "request",
         "response",
@@ -115,10 +123,12 @@ class TimeoutWatch:
         request: web.BaseRequest,
         response: UpstreamResponse | None,
         watchdog: "Watchdog",
+        link: BackendLink | None,
     ) -> None:
         self._watchdog = watchdog
         self.request = request
         self.response = response
+        self.link = link
         self.heard = False
         self.untaken = 0
         self.reading_since: float | None = None
@@ -184,16 +194,26 @@ class Watchdog:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def watching(self, request: web.BaseRequest, response: UpstreamResponse | None) -> TimeoutWatch:
+    def watching(
+        self,
+        request: web.BaseRequest,
+        response: UpstreamResponse | None = None,
+        link: BackendLink | None = None,
+    ) -> TimeoutWatch:
         """Watch a request during a `with` block."""
-        return TimeoutWatch(request, response, self)
+        return TimeoutWatch(request, response, self, link)
 
-    def limit(self, seconds: float) -> Limit:
-        """Return a limit that ends its block `seconds` from now, at the next look."""
-        return Limit(self.clock() + seconds, self._loop, self._limits)
+    def limit(self, seconds: float, key: str) -> Limit:
+        """Return a limit that ends its block `seconds` from now, at the next look.
+
+        Args:
+            key: the key of the configuration that sets it.
+        """
+        text = f"{seconds:g} s ({key})"
+        return Limit(self.clock() + seconds, text, self._loop, self._limits)
 
     def end_all(self, why: str) -> None:
-        """Fail every response that is being read from a backend."""
+        """Fail every response that is being read from a backend. `why` is a sentence."""
         for watch in list(self._watches):
             if watch.response is not None:
                 watch.response.fail(StalledUpstream(why))
@@ -237,12 +257,13 @@ class Watchdog:
         if watch.writing_since is not None and now - watch.writing_since > self._client_write_s:
             if transport is not None:
                 transport.abort()  # this cancels the handler
-        elif (
-            watch.response is not None
-            and watch.reading_since is not None
-            and now - watch.reading_since > self._idle_s
-        ):
-            watch.response.fail(StalledUpstream("nothing came"))
+        elif watch.response is not None and watch.reading_since is not None:
+            healthy = watch.link is not None and not watch.link.silent
+            idle_s = self._idle_s * (HEALTHY_IDLE if healthy else 1.0)
+            if now - watch.reading_since > idle_s:
+                why = "timeouts.idle"
+                why = f"ten times {why}" if healthy else f"{why}, as its health checks fail"
+                watch.response.fail(StalledUpstream(f"No output for {idle_s:g} s ({why})."))
 
 
 def _untaken_bytes(transport: asyncio.Transport) -> int:

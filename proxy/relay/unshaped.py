@@ -85,7 +85,7 @@ class UnshapedRelay:
                     try:
                         with self._attempts.start(link, tries, route) as attempt:
                             record.backend = link.name
-                            listener = UnshapedStreamListener(self._metrics, link)
+                            listener = UnshapedListener(record, self._metrics, self._backends, link)
                             response = await self._attempts.ask(attempt, request, listener)
                     except Failure as failed:
                         failure = failed
@@ -139,14 +139,15 @@ def _note_usage(record: RequestRecord, response: web.Response) -> None:
     record.used(prompt_tokens, cached_tokens or 0, output_tokens)
 
 
-class UnshapedStreamListener(StreamListener):
-    """Reports streams that were cut."""
+class UnshapedListener(StreamListener):
+    """Reports responses that were cut."""
 
-    __slots__ = ("_link", "_metrics")
+    __slots__ = ("_noted",)
 
-    def __init__(self, metrics: ProxyMetrics, link: BackendLink) -> None:
-        self._metrics = metrics
-        self._link = link
+    def __init__(
+        self, record: RequestRecord, metrics: ProxyMetrics, backends: Backends, link: BackendLink
+    ) -> None:
+        self._noted = record, metrics, backends, link
 
-    def cut(self) -> None:
-        note_cut(self._metrics, self._link)
+    def cut(self, limit: str) -> None:
+        note_cut(*self._noted, limit)

@@ -10,7 +10,7 @@ import re
 from aiohttp import web
 
 from forebay.proxy.backends.link import BackendLink
-from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, UpstreamFault
+from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, OwnLimit, UpstreamFault
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
@@ -86,12 +86,14 @@ class LargeAnswer:
         self._response = response
         self._headers = headers
         self._begin = begin
+        self._most = limit
         self._left = limit - len(begin)
         self._listener = listener
         self._watchdog = watchdog
         self._searched = b""
         self._usage = b""
         self._failed = False
+        self._limit = ""  # of this proxy, that ended it
 
     @property
     def status(self) -> int:
@@ -107,7 +109,7 @@ class LargeAnswer:
             status=self.status, headers={**self._headers, **to_client(self._response.headers)}
         )
         outgoing.content_length = self._response.length
-        with self._watchdog.watching(self._incoming, self._response) as watch:
+        with self._watchdog.watching(self._incoming, self._response, self._link) as watch:
             clock = self._watchdog.clock
             try:
                 watch.writing_since = clock()
@@ -148,8 +150,9 @@ class LargeAnswer:
             while not self._failed:
                 if await watch.pour(send):
                     break
-        except UpstreamFault:
+        except UpstreamFault as error:
             self._failed = True
+            self._limit = str(error) if isinstance(error, OwnLimit) else ""
 
     def _search(self, piece: bytes) -> None:
         """Look for the usage and for the mark of an aborted response, and bound the size."""
@@ -168,7 +171,8 @@ class LargeAnswer:
         while at >= 0 and not self._failed:
             self._failed = _ENDS.search(data, max(0, at - 32), at) is not None
             at = data.find(b'"abort"', at + 1)
-        self._failed = self._failed or self._left < 0
+        if self._left < 0:
+            self._failed, self._limit = True, str(AnswerTooLarge(self._most))
         self._searched = data[-KEPT_BYTES:]
 
     def _report_usage(self) -> None:
@@ -177,6 +181,6 @@ class LargeAnswer:
             self._listener.usage(usage)
 
     def _cut(self) -> None:
-        self._listener.cut()
+        self._listener.cut(self._limit)
         if self._incoming.transport is not None:
             self._incoming.transport.close()  # flushes the written bytes, which are too few

@@ -9,6 +9,7 @@ from typing import Protocol
 from forebay.proxy.core.model import Request, Send
 
 CLIENT_GONE = 499  # the status in logs if the client has left, as in nginx
+CUT = "upstream_stream_error"  # the reason of a response that ended too early
 
 
 class RequestSpan(Protocol):

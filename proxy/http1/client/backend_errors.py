@@ -37,12 +37,15 @@ class BrokenAnswer(UpstreamFault):
         self.kind = kind
 
 
-class AnswerTooLarge(UpstreamFault):
+class OwnLimit(UpstreamFault):
+    """A limit of this proxy ended the response. The message is a sentence that names its key."""
+
+
+class AnswerTooLarge(OwnLimit):
     """The body has more than `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"more than {limit} bytes")
-        self.limit = limit
+        super().__init__(f"The response is larger than {limit} bytes (limits.answer).")
 
 
 class LostConnection(UpstreamFault):

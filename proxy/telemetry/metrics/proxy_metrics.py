@@ -54,7 +54,7 @@ KINDS = frozenset(  # kinds of backends.failures.Failure
         *("full", "5xx", "5xx_event", "4xx_event", "content_type", "encoding", "framing"),
         *("bad_http", "large_head", "bad_coding", "bad_status", "transfer_coding"),
         *("no_model", "not_json", "only_heartbeats", "redirect", "status", "too_large"),
-        *("draining", "shortage"),
+        *("draining", "shortage", "own_limit"),
     }
 )
 

@@ -484,8 +484,9 @@ class TestMalformed:
         serve, timeouts = malformed_whole()[how], {"idle": "3s"}
         async with on_stage(serve, timeouts=timeouts) as (on, backends):
             async with on.post() as response:
-                assert response.status == 502
-                assert (await error_of(response))["code"] == "upstream_error"
+                assert response.status == (504 if how == "stalled body" else 502)
+                code = "upstream_timeout" if how == "stalled body" else "upstream_error"
+                assert (await error_of(response))["code"] == code
             await asyncio.sleep(4)
             assert backends[0].open == 0
         async with on_stage(serve, whole, timeouts=timeouts) as (on, _):
@@ -513,6 +514,43 @@ class TestMalformed:
             read = b"oops" not in said and b"[]" not in said
             assert used == [7] * 4 * read
             assert all(on.proxy.backends.health.state(name) == "up" for name in ("b0", "b1"))
+
+    @pytest.mark.parametrize("body", [WHOLE, b"", b"{}", b"plain"])
+    @pytest.mark.parametrize("streams", [True, "true", 1, "on"])
+    async def test_a_whole_answer_to_a_stream_is_passed_on(self, streams: Any, body: bytes) -> None:
+        """One server computes it, and nothing is learned from it but what it used."""
+        serve = answers(200, body)
+        async with on_stage(serve, serve) as (on, backends):
+            learnt = on.proxy.driver.shaper.backends["b0"].cost.observations
+            for _ in range(4):
+                async with on.post({"prompt": "hello", "stream": streams}) as response:
+                    assert (response.status, await response.read()) == (200, body)
+                    assert response.content_type == "application/json"
+            assert sum(len(backend.calls) for backend in backends) == 4
+            for backend in on.proxy.driver.shaper.backends.values():
+                assert backend.cost.observations == learnt
+            assert [line for line in on.said if "malformed" in line] == [
+                "backend b0 sent a malformed answer: it has another content type than was asked for"
+            ]
+
+    @pytest.mark.parametrize(
+        "said", [answer(200, b""), STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"]
+    )
+    async def test_an_unexpected_answer_to_a_whole_request_is_passed_on(self, said: bytes) -> None:
+        serve = sends(said, end="keep")
+        async with on_stage(serve, serve) as (on, backends):
+            async with on.post() as response:
+                expected = EVENT + DONE if b"event-stream" in said else b""
+                assert (response.status, await response.read()) == (200, expected)
+            assert sum(len(backend.calls) for backend in backends) == 1
+
+    async def test_a_whole_answer_behind_heartbeats_is_an_event(self) -> None:
+        serve = late(5.0, answers(200, b'{"choices":\n[]}'))
+        async with on_stage(serve, serve, timeouts={"keep_alive": "2s"}) as (on, backends):
+            async with on.post(STREAMED) as response:
+                got = await response.read()
+                assert got.replace(b": keep-alive\n\n", b"") == b'data: {"choices":\ndata: []}\n\n'
+            assert sum(len(backend.calls) for backend in backends) == 1
 
     @pytest.mark.parametrize(
         "event", [b'{"choices":[{"text":" y","logprob":NaN}]}', b"{oops", b"[1]", b'{"usage"']
@@ -590,9 +628,9 @@ class TestMalformed:
             async with on.post() as response:
                 assert response.status == 502
                 error = await error_of(response)
-                assert (
-                    error["message"] == "The response of the backend is larger than 100000 bytes."
-                )
+                text = "The response is larger than 100000 bytes (limits.answer)."
+                assert error["message"] == text
+                assert response.headers["x-should-retry"] == "false"
             await settle()
             assert [b.open for b in backends] == [0, 0]
             assert len(backends[1].calls) == 0  # it would be as large there
@@ -638,7 +676,10 @@ class TestMalformed:
                 async with on.post(STREAMED, path) as response:
                     assert response.status == 502
                     message = (await error_of(response))["message"]
-                    assert message == "The response of the backend is larger than 4194304 bytes."
+                    assert message == (
+                        "An event of the response is larger than 4194304 bytes (limits.event)."
+                    )
+                    assert response.headers["x-should-retry"] == "false"
                 await settle()
                 assert [b.open for b in backends] == [0, 0]
                 assert sum(len(b.calls) for b in backends) == asked

@@ -143,7 +143,6 @@ def malformed() -> dict[str, Serve]:
         "upgrade": sends(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n"),
         "redirect": sends(answer(307, b"", "location: http://127.0.0.1:9/")),
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
-        "whole for a stream": sends(answer(200, WHOLE)),
         "bad first chunk": sends(f"{chunked}\r\nzz\r\n".encode()),
         "field without end": sends(endless, end="keep"),
         "comments without end": sends(STREAM_HEAD + chunk(comments) * 100, end="keep"),
@@ -156,9 +155,7 @@ def malformed_whole() -> dict[str, Serve]:
     return {
         "short body": sends(stalled, end="close"),
         "stalled body": sends(stalled),
-        "nothing": sends(answer(200, b"")),
         "html": sends(answer(200, b"<html>").replace(b"application/json", b"text/html")),
-        "stream for a whole": sends(STREAM_HEAD + chunk(EVENT) + chunk(DONE) + END),
         "bad chunk": sends(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
             b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n"

@@ -36,7 +36,7 @@ _HEAD = re.compile(
 )
 _ALLOWED = {"host", "accept-encoding", "content-length", "content-type", "accept", "authorization",
             "traceparent", "tracestate", "x-request-id", "x-session-id"}  # fmt: skip
-_PROBES = ("/health", "/metrics", "/v1/models")
+_PROBES = ("/health", "/is_sleeping", "/metrics", "/v1/models")
 
 STREAM = STREAM_HEAD + chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n"
 
