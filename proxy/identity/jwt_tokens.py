@@ -59,41 +59,48 @@ class JwtVerifier:
         return entry[:1] if entry is not None and self._now() < entry[1] else None
 
     def tenant(self, token: str) -> str | None:
-        """Return the tenant that a token names, or None for a foreign or expired token."""
+        """Return the tenant that a token names, or None for any other text."""
         if (remembered := self.remembered(token)) is not None:
             return remembered[0]
-        claims, digest = self._claims(token), _digest(token)
-        tenant = claims.get(self._config.tenant_claim) if claims else None
-        if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant):
+        digest = _digest(token)
+        try:
+            tenant, until = self._checked(token)
+        # A stranger chooses the bytes of the text, and may nest its JSON deeply.
+        except (self._jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             self._bad[digest] = None, self._now() + BAD_S
             if len(self._bad) > MOST_KNOWN:
                 self._bad.popitem(last=False)
             return None
-        self._known[digest] = tenant, float(claims["exp"]) + LEEWAY_S
+        self._known[digest] = tenant, until
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         return tenant
 
+    def _checked(self, token: str) -> tuple[str, float]:
+        """Return the tenant of a sound token, and when it ends. Raises one of the errors above."""
+        claims = self._claims(token)
+        tenant = claims.get(self._config.tenant_claim)
+        if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant):
+            raise ValueError("no tenant")
+        return tenant, float(claims["exp"]) + LEEWAY_S
+
     def _claims(self, token: str) -> dict[str, Any]:
-        """Return the claims of a sound token, {} for any other."""
+        """Return the claims of a sound token. {}, or one of the errors above, for any other."""
         jwt, config = self._jwt, self._config
-        try:
-            header = jwt.get_unverified_header(token)
-            key_id, algorithm = str(header.get("kid") or ""), header.get("alg")
-            may = (k for k in self._keys.for_token(key_id) if algorithm in k.algorithms)
-            for key in islice(may, MOST_TRIED):
-                try:
-                    claims: dict[str, Any] = jwt.decode(
-                        token, key.key, algorithms=list(key.algorithms), audience=config.audience,
-                        issuer=config.issuer, leeway=LEEWAY_S, options={"require": ["exp", "aud"]},
-                    )  # fmt: skip
-                except jwt.InvalidSignatureError:
-                    continue  # without a key id, another key may have signed it
-                return claims
-        except (jwt.PyJWTError, ValueError, TypeError, OverflowError):
-            pass
+        header = jwt.get_unverified_header(token)
+        key_id, algorithm = str(header.get("kid") or ""), header.get("alg")
+        may = (k for k in self._keys.for_token(key_id) if algorithm in k.algorithms)
+        for key in islice(may, MOST_TRIED):
+            try:
+                claims: dict[str, Any] = jwt.decode(
+                    token, key.key, algorithms=list(key.algorithms), audience=config.audience,
+                    issuer=config.issuer, leeway=LEEWAY_S, options={"require": ["exp", "aud"]},
+                )  # fmt: skip
+            except jwt.InvalidSignatureError:
+                continue  # without a key id, another key may have signed it
+            return claims
         return {}
 
 
 def _digest(token: str) -> bytes:
-    return sha256(token.encode("utf-8", "surrogateescape")).digest()
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from base64 import urlsafe_b64encode as b64
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from said import Said
 from stages.proxy_stage import error_of, now, on_stage, settle
+from stages.raw_client import ask, before_oracle, post
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
@@ -128,7 +130,6 @@ def public_pem() -> bytes:
 def signed_with_the_public_key() -> str:
     """The old trick: HMAC with the public key, which everybody has, as its secret."""
     import hmac
-    from base64 import urlsafe_b64encode as b64
 
     head, claims, _ = token().split(".")
     head = b64(json.dumps({"alg": "HS256", "kid": "rsa1"}).encode()).rstrip(b"=").decode()
@@ -411,3 +412,46 @@ async def test_strangers_tokens_are_checked_in_turns(
         bad = [ask(token("rsa2", jti=str(number))) for number in range(6)]
         assert await asyncio.gather(*bad, ask(token("rsa1"))) == [429] * 6 + [200]
         assert len(checked) == len(set(checked)) == 7  # each at a moment of its own
+
+
+# What a stranger sends.
+
+
+def test_texts_that_are_no_token() -> None:
+    known = verifier()
+    head, claims, signature = token().split(".")
+    deep = b64(b"[" * 12_000).rstrip(b"=").decode()
+    for text in (
+        token(exp=10**400),
+        f"{deep}.{claims}.{signature}",
+        f"{head}.{deep}.{signature}",
+        f"{head}.{claims}.\udcff",
+        "\udcff.\udcff.\udcff",
+        "a.b.\0",
+    ):
+        assert known.tenant(text) is None
+
+
+HEADERS = ("authorization: Bearer ", "authorization: ", "x-api-key: ", "api-key: ")
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/embeddings"])
+async def test_every_byte_in_a_key_is_401(header: str, path: bytes, tmp_path: Path) -> None:
+    """A byte that HTTP forbids is 400, and so is one that could not be forwarded as it is."""
+    file, keys = tmp_path / "jwks", tmp_path / "keys"
+    file.write_text(jwks("rsa1"), "utf-8")
+    keys.write_text(f"acme: {API_KEY}\n", "utf-8")
+    tenants = {"jwt": {"jwks": str(file), "audience": AUDIENCE}, "keys": str(keys)}
+    statuses: dict[int, int] = {}
+    async with before_oracle(tenants=tenants) as (on, oracle):
+        for byte in range(1, 256):
+            await asyncio.sleep(1.0)  # the allowance of an address
+            sent = header.encode() + b"a.b." + bytes([byte])
+            statuses[byte] = (await ask(on, post(sent, path=path))).status
+        assert not [asked for asked in oracle.requests if asked.method == "POST"]
+        assert not [line for line in on.said if "internal error" in line]
+    assert set(statuses.values()) == {400, 401}
+    ascii_only = header.startswith("authorization")
+    sound = [*range(0x21, 0x7F), *([] if ascii_only else range(0x80, 256))]
+    assert all(statuses[byte] == 401 for byte in sound)
