@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from forebay.proxy.api.cache_salt import SECRET, share_key
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.config.schema import Config
@@ -16,6 +17,7 @@ from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.observe import ObservingShaper
 from forebay.proxy.driver import Driver
 from forebay.proxy.kv_events.follower import Followers
+from forebay.proxy.log_events import LogEvent
 from forebay.proxy.relay.attempts import Attempts
 from forebay.proxy.relay.relay import Relay
 from forebay.proxy.relay.timeouts import Watchdog
@@ -130,7 +132,13 @@ class Builder:
         """Build the exchange with other proxies in front of the same backends."""
         if self.config.share is not None:
             links = [*links, RedisLink(self.config.share.get_secret_value())]
-        exchange = await self.stack.enter_async_context(exchanging(driver, links, self.say))
+            if not share_key(os.environ):
+                line = "share: whoever writes to the channel can lock tenants out, and spend or "
+                line += f"refund their budgets; set {SECRET} alike at all proxies"
+                self.say(LogEvent.SHARE_UNSIGNED, line)
+        exchange = await self.stack.enter_async_context(
+            exchanging(driver, links, self.say, share_key(os.environ))
+        )
         metrics.read_alone(lambda: exchange.alone_since is not None)
         return exchange
 

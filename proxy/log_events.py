@@ -83,6 +83,10 @@ class LogEvent(Enum):
     )
     SHARE_CONNECTED = "share_connected", INFO, "the proxy exchanges its load with others again"
     SHARE_LOST = "share_lost", WARNING, "the proxy decides alone"
+    SHARE_UNSIGNED = (
+        *("share_unsigned", WARNING),
+        "messages between proxies are not signed, or not with the same FOREBAY_CACHE_SECRET",
+    )
     KV_EVENTS_LOST = "kv_events_lost", WARNING, "KV events were missed: the prefix index is rebuilt"
     PREFIX_ESTIMATED = "prefix_estimated", WARNING, "cached prefixes are estimated, not exact"
     CAPTURE_STARTED = "capture_started", INFO, "traffic is captured in a file"

@@ -14,6 +14,7 @@ from forebay.traces.ground.errors import InputError
 
 SECRET = "FOREBAY_CACHE_SECRET"
 LEAST_SECRET = 16  # characters
+RANDOM = "random-"  # begins a secret that only the workers of one machine share
 _SALT_CHARACTERS = 22  # 132 bits
 
 
@@ -61,4 +62,14 @@ def cache_secret(environ: Mapping[str, str]) -> bytes:
 
 def share_cache_secret(environ: MutableMapping[str, str]) -> None:
     """Set a random secret for processes that will be started, unless the operator has set it."""
-    environ.setdefault(SECRET, token_hex(32))
+    environ.setdefault(SECRET, RANDOM + token_hex(32))
+
+
+def share_key(environ: Mapping[str, str]) -> bytes:
+    """Return the key of messages between proxies, b"" unless the operator has set the secret.
+
+    Raises InputError.
+    """
+    if environ.get(SECRET, RANDOM).startswith(RANDOM):
+        return b""
+    return hmac_digest(cache_secret(environ), b"messages between proxies", "sha256")

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from forebay.proxy.core.state.elsewhere import SILENT_S, ProxyReport
 from forebay.proxy.driver import Driver
-from forebay.proxy.log_events import LogEvent, Say
-from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, decode, encode
+from forebay.proxy.log_events import LogEvent, Say, SparseLines
+from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, Unsigned, decode, encode
 
 PERIOD_S = 0.1
 FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s
@@ -50,11 +50,17 @@ class Link(Protocol):
 
 @dataclass(slots=True)
 class PeerExchange:
-    """This proxy's side of the exchange. `run` is for a task."""
+    """This proxy's side of the exchange. `run` is for a task.
+
+    Attributes:
+        key: signs our messages; other messages are dropped if they have no MAC by it. b"": none.
+        bad: messages that were dropped, unsigned messages too.
+    """
 
     driver: Driver
     links: Sequence[Link]
     say: Say
+    key: bytes = b""
     sender: str = field(default_factory=lambda: new_sender())
     published: int = 0
     published_bytes: int = 0
@@ -68,6 +74,7 @@ class PeerExchange:
     _reports: dict[str, ProxyReport] = field(default_factory=dict)  # not applied yet
     _applied_at: float = -inf
     _timer: asyncio.TimerHandle | None = None
+    _lines: SparseLines = field(default_factory=SparseLines)
 
     async def run(self) -> None:
         """Publish our state, and forget silent proxies, every PERIOD_S until cancelled."""
@@ -95,7 +102,7 @@ class PeerExchange:
             del self._numbers[sender]
         self._log_links()
         report = driver.shaper.peering.report(driver.clock())
-        data = encode(Message(self.sender, self.published, report))
+        data = encode(Message(self.sender, self.published, report), self.key)
         self.published += 1
         for link in self.links:
             if link.connected:
@@ -109,9 +116,11 @@ class PeerExchange:
             self.bad += 1
             return
         try:
-            message = decode(data)
-        except BadMessage:
+            message = decode(data, self.key)
+        except BadMessage as bad:
             self.bad += 1
+            if isinstance(bad, Unsigned):
+                self._say_unsigned(bad)
             return
         # With two links a message may come twice, or an older one after a newer one.
         if message.sender == self.sender or self._numbers.get(message.sender, -1) >= message.number:
@@ -128,6 +137,11 @@ class PeerExchange:
                 self._apply()
             else:
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self._apply)
+
+    def _say_unsigned(self, bad: Unsigned) -> None:
+        if (more := self._lines.more("unsigned", self.driver.clock())) is not None:
+            line = f"share: a message of another proxy was dropped ({bad}){more}"
+            self.say(LogEvent.SHARE_UNSIGNED, line)
 
     def _apply(self) -> None:
         """Apply all reports that have arrived."""
@@ -184,10 +198,14 @@ def new_sender() -> str:
 
 @asynccontextmanager
 async def exchanging(
-    driver: Driver, links: Sequence[Link], say: Say
+    driver: Driver, links: Sequence[Link], say: Say, key: bytes = b""
 ) -> AsyncIterator[PeerExchange]:
-    """Run an exchange while the block runs. Without links it only has a status."""
-    exchange = PeerExchange(driver, links, say)
+    """Run an exchange while the block runs. Without links it only has a status.
+
+    Args:
+        key: as in `PeerExchange`.
+    """
+    exchange = PeerExchange(driver, links, say, key)
     if not links:
         exchange.alone_since = None
         yield exchange

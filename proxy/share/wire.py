@@ -4,12 +4,17 @@
      "backends": {"gpu0": [backlog_s, running, kv_tokens, longest_s, load, fresh_tokens,
                            short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
      "tenants": {"a": [prefill_s, prompt_tokens, charged, refunded, running]},
-     "computed": {"gpu0": ["block hashes of 64 bits, little-endian, in base64"]}}
+     "computed": {"gpu0": ["block hashes of 64 bits, little-endian, in base64"]},
+     "at": seconds since 1970}
 
-Messages come from outside: everything is checked before the core sees it.
+With a key, an HMAC-SHA256 of the JSON stands in front of it. Messages come from outside: everything
+is checked before the core sees it.
 """
 
+import time
 from base64 import b64decode, b64encode
+from hmac import compare_digest
+from hmac import digest as hmac_digest
 from math import isfinite
 from struct import error as StructError
 from struct import pack, unpack
@@ -24,10 +29,19 @@ MOST_BYTES = 1 << 16
 MOST_NAMES = 1024  # backends, buckets or tenants in one message
 MOST_NAME = 128  # characters
 MOST = 1e15  # bound of any number
+MOST_TOKENS = 1e12  # of one tenant, or on one backend: at 50,000 tokens/s in 230 days
+MOST_S = 1e8  # seconds of prefill: three GPUs in a year
+MOST_RUNNING = 1e6  # requests of one proxy
+MAC_BYTES = 32
+AGE_S = 60.0  # of a signed message; clocks may differ by this
 
 
 class BadMessage(Exception):
     """The data is no message of this version. It is ignored and counted."""
+
+
+class Unsigned(BadMessage):
+    """The message is not signed with our key, or is too old."""
 
 
 class Message:
@@ -41,12 +55,13 @@ class Message:
         self.report = report
 
 
-def encode(message: Message) -> bytes:
-    """Encode a message for the wire."""
+def encode(message: Message, key: bytes = b"") -> bytes:
+    """Encode a message for the wire, signed if there is a key."""
     report = message.report
-    return orjson.dumps(
+    data = orjson.dumps(
         {
             "v": VERSION,
+            "at": round(time.time(), 1),
             "id": message.sender,
             "n": message.number,
             "backends": {name: _row(b) for name, b in report.backends.items()},
@@ -67,12 +82,17 @@ def encode(message: Message) -> bytes:
             },
         }
     )
+    return hmac_digest(key, data, "sha256") + data if key else data
 
 
-def decode(data: bytes) -> Message:
-    """Decode a message from the wire. Raises BadMessage."""
+def decode(data: bytes, key: bytes = b"") -> Message:
+    """Decode a message from the wire. Raises BadMessage, Unsigned without the MAC of a key."""
     if len(data) > MOST_BYTES:
         raise BadMessage(f"{len(data)} bytes")
+    if key:
+        code, data = data[:MAC_BYTES], data[MAC_BYTES:]
+        if not compare_digest(code, hmac_digest(key, data, "sha256")):
+            raise Unsigned("no MAC, or of another key")
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -84,6 +104,8 @@ def decode(data: bytes) -> Message:
         raise BadMessage("no sender")
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise BadMessage("no number")
+    if key and abs(_numbers([fields.get("at")], 1)[0] - time.time()) > AGE_S:
+        raise Unsigned("an old message, or clocks that differ")
     backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
     tenants = {name: _tenant(row) for name, row in _table(fields.get("tenants")).items()}
     # Older proxies do not send it.
@@ -116,9 +138,11 @@ def _row(report: BackendReport) -> list[Any]:
 def _backend(row: object) -> BackendReport:
     if not isinstance(row, list) or len(row) != 9:
         raise BadMessage("a backend is a list of 9")
-    backlog_s, running, kv_tokens, longest_s, load, fresh_tokens, short_s = _numbers(row[:7], 7)
+    backlog_s, longest_s, short_s = _numbers([row[0], row[3], row[6]], 3, most=MOST_S)
+    kv_tokens, load, fresh_tokens = _numbers([row[2], row[4], row[5]], 3, most=MOST_TOKENS)
+    (running,) = _numbers(row[1:2], 1, most=MOST_RUNNING)
     work = _numbers(row[7], 3)
-    buckets = {name: _numbers(values, 3) for name, values in _table(row[8]).items()}
+    buckets = {name: _numbers(values, 3, most=MOST_S) for name, values in _table(row[8]).items()}
     return BackendReport(
         backlog_s,
         int(running),
@@ -137,8 +161,9 @@ def _backend(row: object) -> BackendReport:
 def _tenant(row: object) -> TenantUse:
     if not isinstance(row, list) or len(row) != 5:
         raise BadMessage("a tenant is a list of 5")
-    (prefill_s,) = _numbers(row[:1], 1, least=-MOST)
-    prompt_tokens, charged, refunded, running = _numbers(row[1:], 4)
+    (prefill_s,) = _numbers(row[:1], 1, least=-MOST_S, most=MOST_S)
+    prompt_tokens, charged, refunded = _numbers(row[1:4], 3, most=MOST_TOKENS)
+    (running,) = _numbers(row[4:], 1, most=MOST_RUNNING)
     return TenantUse(prefill_s, prompt_tokens, charged, refunded, int(running))
 
 
@@ -163,15 +188,15 @@ def _table(value: object) -> dict[str, object]:
     return value
 
 
-def _numbers(value: object, count: int, least: float = 0.0) -> list[float]:
-    """Return `value` as `count` numbers from `least` to MOST. Raises BadMessage."""
+def _numbers(value: object, count: int, *, least: float = 0.0, most: float = MOST) -> list[float]:
+    """Return `value` as `count` numbers from `least` to below `most`. Raises BadMessage."""
     if not isinstance(value, list) or len(value) != count:
         raise BadMessage(f"not {count} numbers")
     numbers: list[float] = []
     for number in value:
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise BadMessage("not a number")
-        if not isfinite(number) or not least <= number < MOST:
+        if not isfinite(number) or not least <= number < most:
             raise BadMessage(f"{number} is out of range")
         numbers.append(float(number))
     return numbers

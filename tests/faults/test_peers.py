@@ -7,7 +7,7 @@ from said import Said
 from stages.proxy_stage import on_stage
 
 from forebay.proxy.core.peers import Peering
-from forebay.proxy.core.state.elsewhere import SILENT_S, BackendReport, ProxyReport
+from forebay.proxy.core.state.elsewhere import SILENT_S, BackendReport, ProxyReport, TenantUse
 from forebay.proxy.share.exchange import (
     APPLY_S,
     FIRST_TURNS,
@@ -69,6 +69,25 @@ async def test_a_few_proxies_are_heard_at_once() -> None:
         await asyncio.sleep(2 * APPLY_S)
         assert peers.names == ["proxy1", "proxy2"]
         assert exchange.received == 3
+        await gone(exchange)
+
+
+async def test_a_stranger_on_the_channel_is_counted_and_dropped() -> None:
+    """The message charges a tenant, fills a backend and is repeated for two seconds."""
+    async with on_stage(None) as (on, _):
+        said, key = Said(), b"k" * 32
+        exchange = PeerExchange(on.proxy.driver, [], said, key)
+        peers = on.proxy.driver.shaper.peering.peers
+        for number in range(20):
+            use = {"good": TenantUse(charged=1e9 * number)}
+            forged = ProxyReport({"b0": BackendReport(running=900_000)}, use)
+            exchange.heard(encode(Message("evil", number, forged)))
+            await asyncio.sleep(PERIOD_S)
+        assert (len(peers), exchange.received, exchange.bad) == (0, 0, 20)
+        assert said == ["share: a message of another proxy was dropped (no MAC, or of another key)"]
+        assert await on.status() == 200
+        exchange.heard(encode(Message("friend", 0, ProxyReport({})), key))
+        assert peers.names == ["friend"]
         await gone(exchange)
 
 

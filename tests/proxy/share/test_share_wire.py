@@ -1,15 +1,19 @@
 """Messages between proxies: valid ones come through, malformed ones do not."""
 
+import time
+
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.proxy.api.cache_salt import SECRET, share_cache_secret, share_key
 from forebay.proxy.core.model import HISTORY
 from forebay.proxy.core.state.elsewhere import BackendReport, ProxyReport, TenantUse
-from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, decode, encode
+from forebay.proxy.share.wire import MOST_BYTES, BadMessage, Message, Unsigned, decode, encode
+from forebay.traces.ground.errors import InputError
 
-AMOUNT = st.floats(0, 1e9).map(lambda x: round(x, 3))
+AMOUNT = st.floats(0, 9e7).map(lambda x: round(x, 3))
 NAMES = st.text(min_size=1, max_size=20)
 BOOKS = st.builds(
     BackendReport,
@@ -18,7 +22,7 @@ BOOKS = st.builds(
     st.integers(0, 10**9).map(float),
     AMOUNT,
     st.integers(0, 10**9).map(float),
-    st.integers(0, 10**12).map(float),
+    st.integers(0, 10**11).map(float),
     st.tuples(AMOUNT, AMOUNT, AMOUNT),
     st.dictionaries(NAMES, st.integers(1, 99), max_size=3),
     st.dictionaries(NAMES, AMOUNT.filter(bool), max_size=3),
@@ -82,6 +86,14 @@ GOOD = orjson.loads(encode(Message("me", 3, ProxyReport({"a": BackendReport(1.0,
         {"tenants": {"t": [True, 1, 1, 1, 1]}},
         {"tenants": {"t": [1, 1, 1, 1, -1]}},
         {"tenants": {"t": [1, 1, -1, 1, 1]}},
+        {"tenants": {"t": [1e8, 1, 1, 1, 1]}},
+        {"tenants": {"t": [1, 1, 1e12, 1, 1]}},
+        {"tenants": {"t": [1, 1, 1, 1e12, 1]}},
+        {"tenants": {"t": [1, 1, 1, -1, 1]}},
+        {"tenants": {"t": [1, 1, 1, 1, 1e6]}},
+        {"backends": {"a": [0, 1e9, 0, 0, 0, 0, 0, [0, 0, 0], {}]}},
+        {"backends": {"a": [0, 0, 1e12, 0, 0, 0, 0, [0, 0, 0], {}]}},
+        {"backends": {"a": [0, 0, 0, 0, 0, 0, 0, [0, 0, 0], {"chat": [1, 1e9, 1]}]}},
         {"tenants": []},
         {"computed": []},
         {"computed": {"a": "AAAAAAAAAAA="}},
@@ -95,6 +107,40 @@ def test_bad_fields(change: dict[str, object]) -> None:
     decode(orjson.dumps(GOOD))
     with pytest.raises(BadMessage):
         decode(orjson.dumps({**GOOD, **change}))
+
+
+KEY = b"k" * 32
+SENT = Message("me", 3, ProxyReport({"a": BackendReport(1.0, 2)}))
+
+
+def test_a_signed_message_counts_only_with_its_mac() -> None:
+    signed = encode(SENT, KEY)
+    assert decode(signed, KEY).number == 3
+    changed = signed.replace(b'"n":3', b'"n":4')
+    for data in (encode(SENT), encode(SENT, b"x" * 32), changed, signed[1:], b"", b"\0" * 32):
+        with pytest.raises(Unsigned):
+            decode(data, KEY)
+    with pytest.raises(BadMessage):  # by a proxy without the key: it cannot be read
+        decode(signed)
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_an_old_message_cannot_be_sent_again(off_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed, now = encode(SENT, KEY), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + off_s)
+    with pytest.raises(Unsigned, match="old"):
+        decode(signed, KEY)
+
+
+def test_only_a_secret_of_the_operator_signs() -> None:
+    """Workers share a random one, which no proxy of another machine has."""
+    environ: dict[str, str] = {}
+    assert share_key(environ) == b""
+    share_cache_secret(environ)
+    assert share_key(environ) == b""
+    assert len(share_key({SECRET: "s" * 16})) == 32
+    with pytest.raises(InputError, match=SECRET):
+        share_key({SECRET: "short"})
 
 
 @given(st.binary(max_size=200))
