@@ -151,6 +151,7 @@ def read_fields(
         tenant=tenant,
         service_class=service_class,
         pure=pure,
+        reads_cache=dialect.reads_cache(fields),
         sequences=sequences,
         quota_tokens=quota_tokens,
         identity=identity(prompt, block_bytes, blocks),

@@ -196,6 +196,7 @@ class Request(_Value):
         identity: equal for equal prompts; 0 if unknown.
         home: the backend that keeps the earlier response of the prompt, or "".
         model: only backends that serve it may take the request; "": any may.
+        reads_cache: cached blocks of its prompt need no prefill. Its own blocks are cached anyway.
     """
 
     __slots__ = (
@@ -209,6 +210,7 @@ class Request(_Value):
         "prompt_tokens",
         "pure",
         "quota_tokens",
+        "reads_cache",
         "sequences",
         "service_class",
         "streams",
@@ -233,6 +235,7 @@ class Request(_Value):
         identity: int = 0,
         home: str = "",
         model: str = "",
+        reads_cache: bool = True,
     ) -> None:
         self.id: Final = id
         self.prompt_tokens: Final = prompt_tokens
@@ -249,6 +252,7 @@ class Request(_Value):
         self.identity: Final = identity
         self.home: Final = home
         self.model: Final = model
+        self.reads_cache: Final = reads_cache
 
     @property
     def charged_tokens(self) -> int:
@@ -273,6 +277,7 @@ class Request(_Value):
             "identity": self.identity,
             "home": self.home,
             "model": self.model,
+            "reads_cache": self.reads_cache,
         }
         return Request(**{**fields, **changes})
 

@@ -64,6 +64,10 @@ class Dialect:
         """True if an engine only prefills text before the first token."""
         return is_pure(fields)
 
+    def reads_cache(self, fields: dict[str, Any]) -> bool:
+        """True if an engine takes the cached part of the prompt instead of computing it."""
+        return True
+
     def sequences(self, fields: dict[str, Any]) -> int:
         """Return the number of outputs, each with a slot of its own. Raises ApiError 400."""
         return 1

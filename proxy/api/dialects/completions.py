@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.dialects.base import Dialect, answers
+from forebay.proxy.api.dialects.special_work import wants_logprobs_of_prompt
 from forebay.proxy.api.json_body import LongText
 from forebay.proxy.api.media_tokens import EMBEDS_BYTES, digest_of
 from forebay.proxy.api.prompt_text import PromptText, Text, add_text, counted, made
@@ -50,6 +51,9 @@ class Completions(Dialect):
     def prefill_only(self, fields: dict[str, Any]) -> bool:
         # The first prompt of a batch answers first.
         return batch_of(fields) is None and super().prefill_only(fields)
+
+    def reads_cache(self, fields: dict[str, Any]) -> bool:
+        return not wants_logprobs_of_prompt(fields, fields.get("logprobs"))
 
     def sequences(self, fields: dict[str, Any]) -> int:
         batch = batch_of(fields)

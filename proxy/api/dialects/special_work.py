@@ -29,6 +29,16 @@ def is_pure(fields: dict[str, Any]) -> bool:
     return not (must_call(fields) or any(value or type(value) is int for value in values))
 
 
+def wants_logprobs_of_prompt(fields: dict[str, Any], echoed: Any) -> bool:
+    """True if vLLM must compute the whole prompt, as its cache holds no logprobs.
+
+    Args:
+        echoed: the number of logprobs that `echo` wants of each prompt token, None for no logprobs.
+    """
+    echoes = bool(fields.get("echo")) and echoed is not None
+    return echoes or fields.get("prompt_logprobs") is not None
+
+
 def must_call(fields: dict[str, Any]) -> bool:
     """True if the answer must be a call of a tool, which a grammar ensures."""
     choice = fields.get("tool_choice")

@@ -143,7 +143,9 @@ class PrefixCache:
         return "corrected" if self.reports else "believed"
 
     def matched_tokens(self, request: Request) -> int:
-        """Return the prompt tokens that the engine probably holds."""
+        """Return the prompt tokens that the engine probably holds, and takes from its cache."""
+        if not request.reads_cache:
+            return 0
         blocks = self.prefixes.match(request.blocks)
         if self.engine_blocks is not None:
             exact = self._exact_tokens(request, blocks)
@@ -155,8 +157,8 @@ class PrefixCache:
         """False only if `matched_tokens` is 0. A short look, for a look at many requests."""
         blocks = request.blocks
         if self.engine_blocks is not None:
-            return True
-        return len(blocks) > 0 and self.prefixes.stamp_of(blocks[0]) > 0.0
+            return request.reads_cache
+        return request.reads_cache and len(blocks) > 0 and self.prefixes.stamp_of(blocks[0]) > 0.0
 
     def _exact_tokens(self, request: Request, believed_blocks: int) -> int | None:
         """Return the tokens held by published blocks, or None if these do not tell."""

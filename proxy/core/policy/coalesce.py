@@ -31,7 +31,7 @@ def expected_tokens(backend: Backend, waiting: QueuedRequest) -> tuple[int, Queu
     """
     request = waiting.request
     matched = backend.matched_tokens(request)
-    if not backend.leaders.by_id:
+    if not (backend.leaders.by_id and request.reads_cache):
         return matched, None
     cached_blocks = int(matched / request.block_tokens)
     blocks, leader = backend.leaders.longest_run(request, cached_blocks)
@@ -49,7 +49,7 @@ def must_follow(backend: Backend, request: Request) -> bool:
 
     Sent now, the request would compute the missing part of its prefix once more.
     """
-    if not backend.prefills:
+    if not (backend.prefills and request.reads_cache):
         return False
     blocks = request.blocks
     matched = backend.cache.prefixes.match(blocks)

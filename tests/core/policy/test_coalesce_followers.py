@@ -3,6 +3,7 @@
 from core_requests import document
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Send
+from forebay.proxy.core.policy.coalesce import must_follow
 from forebay.proxy.core.shaper import Shaper
 
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
@@ -52,3 +53,20 @@ def test_a_follower_of_a_follower() -> None:
     assert names(shaper.first_token("shorter", 3.0)) == ["follower"]
     assert [w.request.id for w in shaper.waiting()] == ["third"]
     assert names(shaper.first_token("follower", 9.0)) == ["third"]
+
+
+def test_a_request_that_reads_no_cache_follows_nobody_and_leads() -> None:
+    """Its prefill computes the whole prompt, and puts it into the cache."""
+    shaper = Shaper([BackendSpec("b", 64, chunk_tokens=2048)], [Bucket("all", 200_000, 100, 30.0)])
+    shaper.backend_up("b", 0.0)
+    (backend,) = shaper.backends.values()
+    scoring = document("scoring", 10_000, reads_cache=False)
+    shaper.arrive(document("leader", 10_000), 0.0)
+    assert not must_follow(backend, scoring)
+    assert must_follow(backend, document("follower", 10_000))
+    shaper.first_token("leader", 1.0)
+    shaper.finish("leader", 1.1)
+    (send,) = shaper.arrive(scoring, 2.0)
+    assert isinstance(send, Send)
+    assert send.matched_tokens == 0
+    assert must_follow(backend, document("follower", 10_000))

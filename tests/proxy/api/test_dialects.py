@@ -28,7 +28,7 @@ from stages.proxy_stage import (
     until,
 )
 
-from forebay.proxy.api.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
+from forebay.proxy.api.dialects import CHAT, COMPLETIONS, DIALECTS, MESSAGES, RESPONSES, Dialect
 from forebay.proxy.api.dialects.usage import usage_tokens
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.shaper import Shaper
@@ -507,3 +507,52 @@ async def test_the_client_of_openai_reads_a_stream_and_its_cut() -> None:
             stream = await client.responses.create(model="m", input="cut", stream=True)
             with pytest.raises(openai.APIError):
                 [one.type async for one in stream]
+
+
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "more", "reads"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"prompt_logprobs": 1}, False),
+        (CHAT, {"prompt_logprobs": 0}, False),
+        (CHAT, {"prompt_logprobs": None}, True),
+        (CHAT, {"logprobs": True, "top_logprobs": 5}, True),
+        (CHAT, {"echo": True}, False),  # vLLM's top_logprobs is 0 by default
+        (CHAT, {"echo": True, "top_logprobs": None}, True),
+        (COMPLETIONS, {"prompt_logprobs": 1}, False),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, False),  # as lm-eval scores
+        (COMPLETIONS, {"echo": True, "logprobs": 0}, False),
+        (COMPLETIONS, {"echo": True}, True),
+        (COMPLETIONS, {"echo": False, "logprobs": 1}, True),
+        (RESPONSES, {"prompt_logprobs": 1}, True),  # not in that API
+        (MESSAGES, {"prompt_logprobs": 1}, True),
+    ],
+)
+def test_requests_that_read_no_cache(dialect: Dialect, more: dict[str, Any], reads: bool) -> None:
+    """By `skip_reading_prefix_cache` of vLLM 0.32."""
+    body = {"prompt": "x", "input": "x", "max_tokens": 1, **CHAT_BODY, **more}
+    assert read_body(orjson.dumps(body), dialect=dialect).request.reads_cache == reads
+
+
+async def test_the_prediction_of_a_request_that_reads_no_cache() -> None:
+    """It is as for a cold prompt. The prompt enters the cache all the same."""
+    body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 3}
+    scoring = body | {"prompt_logprobs": 1}
+
+    async with on_stage(None) as (on, _):
+
+        async def cached(body: dict[str, Any]) -> tuple[int, float]:
+            async with on.client.post(f"{on.proxy.admin_url}/preview", json=body) as response:
+                (backend,) = (await response.json())["candidates"]
+                return backend["matched_tokens"], backend["prefill_s"]
+
+        cold = await cached(body)
+        assert cold[0] == 0
+        assert await on.status(scoring, "/v1/chat/completions") == 200
+        warm = await cached(body)
+        assert warm[0] > 0
+        assert warm[1] < 0.5 * cold[1]
+        assert await cached(scoring) == (0, pytest.approx(cold[1], rel=0.1))
