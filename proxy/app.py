@@ -65,6 +65,7 @@ class App:
         self._allowances = Allowances(
             services.driver.clock, Spending(services.driver.shaper.peering), models, rejected
         )
+        services.exchange.budgets = self._allowances.spending
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self.turns = LoopTurns()
         self._parsed_count = 0

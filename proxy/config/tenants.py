@@ -39,6 +39,11 @@ class KnownTenant(Section):
     tokens_per_day: PositiveInt | None = None
     certificates: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
+    @property
+    def budgeted(self) -> bool:
+        """True if its tokens of an hour or a day are bounded."""
+        return bool(self.tokens_per_hour or self.tokens_per_day)
+
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Self:
         if self.burst_tokens is not None and self.tokens_per_s is None:

@@ -4,9 +4,10 @@ An hour begins with the first token that is charged in it, at any proxy. Other p
 they charge and how many requests they have, so the sums are at most one report behind.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from forebay.proxy.core.model import REMEMBERED_MOST
+from forebay.proxy.core.model import HISTORY, REMEMBERED_MOST
 from forebay.proxy.core.peers import Peering
 
 HOUR_S: Final = 3_600.0
@@ -72,6 +73,28 @@ class Spending:
                 window.tokens = max(0.0, window.tokens + tokens)
         if tokens and any(windows) and len(self._peers):
             self._recent.spent(tenant, tokens, now)
+
+    def windows(self, now: float) -> dict[str, list[float]]:
+        """Return tokens and seconds left of the hour and the day of each tenant, for a new proxy.
+
+        The tenants that were charged first are left out of more than HISTORY tenants.
+        """
+        told: dict[str, list[float]] = {}
+        for (tenant, seconds), window in self._windows.items():
+            if window.tokens and now < window.ends_at:
+                row = told.setdefault(tenant, [0.0] * 4)
+                place = 0 if seconds == HOUR_S else 2
+                row[place : place + 2] = round(window.tokens), round(window.ends_at - now, 3)
+        return {name: told[name] for name in list(told)[-HISTORY:]}
+
+    def at_least(self, budgets: Mapping[str, Sequence[float]], now: float) -> None:
+        """Take over what another proxy knows of budgets: a proxy that is new knows nothing."""
+        for tenant, row in budgets.items():
+            for seconds, tokens, left_s in ((HOUR_S, *row[:2]), (DAY_S, *row[2:])):
+                if 0.0 < left_s <= seconds and len(self._windows) < REMEMBERED_MOST:
+                    window = self.window(tenant, seconds, now)
+                    if tokens > window.tokens:
+                        window.tokens, window.ends_at = tokens, now + left_s
 
     def charged_elsewhere(self, tenant: str, tokens: float, now: float) -> None:
         """Charge tokens that another proxy has charged."""

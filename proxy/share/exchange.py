@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
@@ -19,7 +19,15 @@ from typing import Any, Protocol
 from forebay.proxy.core.state.elsewhere import SILENT_S, ProxyReport
 from forebay.proxy.driver import Driver
 from forebay.proxy.log_events import LogEvent, Say, SparseLines
-from forebay.proxy.share.wire import MOST_NAME, BadMessage, Message, Unsigned, decode, encode
+from forebay.proxy.share.wire import (
+    MOST_NAME,
+    BadMessage,
+    Budgets,
+    Message,
+    Unsigned,
+    decode,
+    encode,
+)
 
 PERIOD_S = 0.1
 FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s
@@ -27,6 +35,7 @@ FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s
 # some microseconds for each proxy and backend.
 MOST_PEERS = 64
 MOST_MESSAGES = 4 * MOST_PEERS  # messages in one PERIOD_S; with two links each comes twice
+TOLD_S = 5 * PERIOD_S  # a new proxy waits this long for the budgets that others know
 APPLY_S = 0.02  # least interval of applying reports
 
 
@@ -48,6 +57,13 @@ class Link(Protocol):
         """Return a context in which `heard` gets every message, perhaps also our own."""
 
 
+class BudgetKeeper(Protocol):
+    """The tokens that tenants have used of their budgets (`security/spending.py`)."""
+
+    def windows(self, now: float) -> Budgets: ...
+    def at_least(self, budgets: Budgets, now: float) -> None: ...
+
+
 @dataclass(slots=True)
 class PeerExchange:
     """This proxy's side of the exchange. `run` is for a task.
@@ -55,6 +71,7 @@ class PeerExchange:
     Attributes:
         key: signs our messages; other messages are dropped if they have no MAC by it. b"": none.
         bad: messages that were dropped, unsigned messages too.
+        budgets: the budgets of tenants, which proxies tell to a new proxy; None until it is set.
     """
 
     driver: Driver
@@ -67,6 +84,7 @@ class PeerExchange:
     received: int = 0
     bad: int = 0
     failed: int = 0
+    budgets: BudgetKeeper | None = None
     alone_since: float | None = field(default_factory=time.time)
     _was_connected: bool = False
     _numbers: dict[str, int] = field(default_factory=dict)  # last message of each sender
@@ -74,6 +92,9 @@ class PeerExchange:
     _reports: dict[str, ProxyReport] = field(default_factory=dict)  # not applied yet
     _applied_at: float = -inf
     _timer: asyncio.TimerHandle | None = None
+    _asks: bool = False
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    _tells_until: float = -inf
     _lines: SparseLines = field(default_factory=SparseLines)
 
     async def run(self) -> None:
@@ -101,8 +122,11 @@ class PeerExchange:
         for sender in [s for s in self._numbers if s not in senders]:
             del self._numbers[sender]
         self._log_links()
-        report = driver.shaper.peering.report(driver.clock())
-        data = encode(Message(self.sender, self.published, report), self.key)
+        now = driver.clock()
+        report = driver.shaper.peering.report(now)
+        tells = self.budgets is not None and now < self._tells_until
+        budgets = self.budgets.windows(now) if self.budgets is not None and tells else None
+        data = encode(Message(self.sender, self.published, report, budgets), self.key)
         self.published += 1
         for link in self.links:
             if link.connected:
@@ -128,8 +152,13 @@ class PeerExchange:
         if message.sender not in self._numbers and len(self._numbers) >= MOST_PEERS:
             self.bad += 1
             return
+        if message.sender not in self._numbers:
+            self._tells_until = self.driver.clock() + SILENT_S
         self._numbers[message.sender] = message.number
         self.received += 1
+        if self._asks and message.budgets is not None and self.budgets is not None:
+            self.budgets.at_least(message.budgets, self.driver.clock())
+            self._told.set()
         self._reports[message.sender] = message.report
         if self._timer is None:
             wait_s = self._applied_at + APPLY_S - self.driver.clock()
@@ -149,6 +178,19 @@ class PeerExchange:
         driver, reports = self.driver, self._reports
         self._reports, self._applied_at = {}, driver.clock()
         driver.apply(driver.shaper.peering.reported_together(reports, driver.clock()))
+
+    async def wait_told(self) -> None:
+        """Wait until another proxy has told the budgets of tenants, for TOLD_S at most.
+
+        Later charges come with reports, so that no charge counts twice.
+        """
+        if not self.links:
+            return
+        self._asks = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_S):
+                await self._told.wait()
+        self._asks = False
 
     def close(self) -> None:
         """Apply nothing from now on."""

@@ -5,7 +5,10 @@
                            short_s, [work, work, work], {"chat": [prefills, queued_s, worked]}]},
      "tenants": {"a": [prefill_s, prompt_tokens, charged, refunded, running]},
      "computed": {"gpu0": ["block hashes of 64 bits, little-endian, in base64"]},
+     "budgets": {"a": [tokens of the hour, its seconds left, tokens of the day, its seconds left]},
      "at": seconds since 1970}
+
+`budgets` is there while another proxy is new.
 
 With a key, an HMAC-SHA256 of the JSON stands in front of it. Messages come from outside: everything
 is checked before the core sees it.
@@ -13,6 +16,7 @@ is checked before the core sees it.
 
 import time
 from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
 from hmac import compare_digest
 from hmac import digest as hmac_digest
 from math import isfinite
@@ -36,6 +40,9 @@ MAC_BYTES = 32
 AGE_S = 60.0  # of a signed message; clocks may differ by this
 
 
+Budgets = Mapping[str, Sequence[float]]
+
+
 class BadMessage(Exception):
     """The data is no message of this version. It is ignored and counted."""
 
@@ -45,14 +52,22 @@ class Unsigned(BadMessage):
 
 
 class Message:
-    """The state of one sender. `number` grows with every message of a sender."""
+    """The state of one sender.
 
-    __slots__ = ("number", "report", "sender")
+    Attributes:
+        number: grows with every message of a sender.
+        budgets: the open windows of tenants (`Spending.windows`); None: not told this time.
+    """
 
-    def __init__(self, sender: str, number: int, report: ProxyReport) -> None:
+    __slots__ = ("budgets", "number", "report", "sender")
+
+    def __init__(
+        self, sender: str, number: int, report: ProxyReport, budgets: Budgets | None = None
+    ) -> None:
         self.sender = sender
         self.number = number
         self.report = report
+        self.budgets = budgets
 
 
 def encode(message: Message, key: bytes = b"") -> bytes:
@@ -80,6 +95,7 @@ def encode(message: Message, key: bytes = b"") -> bytes:
                 name: [b64encode(pack(f"<{len(p)}Q", *p)).decode() for p in prompts]
                 for name, prompts in report.computed.items()
             },
+            "budgets": message.budgets,
         }
     )
     return hmac_digest(key, data, "sha256") + data if key else data
@@ -110,7 +126,11 @@ def decode(data: bytes, key: bytes = b"") -> Message:
     tenants = {name: _tenant(row) for name, row in _table(fields.get("tenants")).items()}
     # Older proxies do not send it.
     computed = {name: _prompts(row) for name, row in _table(fields.get("computed", {})).items()}
-    return Message(sender, number, ProxyReport(backends, tenants, computed))
+    budgets = fields.get("budgets")
+    if budgets is not None:
+        rows = _table(budgets).items()
+        budgets = {name: _numbers(row, 4, most=MOST_TOKENS) for name, row in rows}
+    return Message(sender, number, ProxyReport(backends, tenants, computed), budgets)
 
 
 def _row(report: BackendReport) -> list[Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,52 @@ async def test_a_budget_counts_at_all_proxies_and_ends_at_one_time(tmp_path: Pat
         assert (await ask(two, OTHER))[0] == 200
         await asyncio.sleep(answers[0][2] + 1.0)
         assert [(await ask(on))[0] for on in (two, one)] == [200, 200]  # another hour
+
+
+class Bus:
+    """A link of several proxies, as the hub of `--workers` is."""
+
+    def __init__(self) -> None:
+        self.ears: list[Callable[[bytes], None]] = []
+
+    def link(self) -> Wire:
+        wire = Wire()
+        wire.heard = lambda data: [ear(data) for ear in list(self.ears)]  # type: ignore[assignment]
+
+        @asynccontextmanager
+        async def listen(heard: Callable[[bytes], None]) -> AsyncIterator[None]:
+            self.ears.append(heard)
+            yield
+            self.ears.remove(heard)
+
+        wire.listen = listen  # type: ignore[method-assign]
+        return wire
+
+
+SELDOM = {"interval": "600s"}
+
+
+async def test_a_worker_that_is_started_again_knows_the_budgets(tmp_path: Path) -> None:
+    """It asks the others before it serves, and the hour ends when theirs does."""
+    tenants, bus = two_tenants(tmp_path, {"tokens_per_hour": 3 * USED}), Bus()
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(RawBackend(by_request).running())
+        old = [
+            await stack.enter_async_context(
+                stage([backend.url], tenants=tenants, links=[bus.link()], health=SELDOM)
+            )
+            for _ in range(2)
+        ]
+        for on in (*old, old[0]):
+            assert (await ask(on))[0] == 200
+            await asyncio.sleep(REPORTED_S)
+        new = await stack.enter_async_context(
+            stage([backend.url], tenants=tenants, links=[bus.link()], health=SELDOM)
+        )
+        answers = [await ask(on) for on in (new, *old)]
+        assert [answer[:2] for answer in answers] == [(429, "tenant_quota")] * 3
+        assert answers[0][2] == pytest.approx(answers[1][2], abs=1.0)
+        assert (await ask(new, OTHER))[0] == 200
 
 
 async def test_estimates_are_corrected_at_all_proxies(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.log_events import Say
 from forebay.proxy.serve import Proxy, start_proxy
+from forebay.proxy.share.exchange import Link
 from forebay.proxy.telemetry.logs.tracing import Tracer
 
 Serve = Callable[["Call"], Awaitable[None]]
@@ -256,6 +257,7 @@ async def stage(
     tracer: Tracer | None = None,
     say: Say | None = None,
     each: dict[str, Any] | None = None,
+    links: Sequence[Link] = (),
     **keys: Any,
 ) -> AsyncIterator[Stage]:
     """A proxy in front of `urls`, once `wait_up` of them (default: all) are up.
@@ -280,7 +282,7 @@ async def stage(
     said = Said()
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(
-            start_proxy(config, say or said, load=load, watch=watch, tracer=tracer)
+            start_proxy(config, say or said, load=load, watch=watch, tracer=tracer, links=links)
         )
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
