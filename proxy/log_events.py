@@ -41,6 +41,10 @@ class LogEvent(Enum):
     BACKEND_RESTARTED = "backend_restarted", INFO, "KV events show that the backend has restarted"
     BACKEND_REMOVED = "backend_removed", INFO, "a backend that left the configuration is empty"
     CACHE_SHARED = "cache_shared", WARNING, "the backend drops cache salts: tenants share its cache"
+    CACHE_UNKNOWN = (
+        *("cache_unknown", WARNING),
+        "the backend does not tell whether it drops cache salts",
+    )
     CONFIG_CONTRADICTS = "config_contradicts", WARNING, "a key of the configuration cannot work"
     LONG_PROMPTS_BLOCK = (
         *("long_prompts_block", WARNING),

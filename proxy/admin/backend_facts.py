@@ -57,7 +57,8 @@ async def _facts(backends: Backends, link: BackendLink) -> dict[str, Any]:
         "name": link.name,
         "answers": any(answer is not None for answer in (version, models, metrics)),
         "version": reported_version if isinstance(reported_version, str) else None,
-        "ignores_salt": sorted(link.ignores_salt or ()),
+        "ignores_salt": sorted(link.salting.drops or ()),
+        "salt_unknown": sorted(link.salting.unknown),
         "models": [name for name in names if isinstance(name, str)][:MOST_MODELS] or None,
         "engine": engine_facts(metrics, rank_of(link.config)) if metrics else None,
     }

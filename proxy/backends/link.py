@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from forebay.proxy.backends.models import Entries, LearnedEntry, configured_models
+from forebay.proxy.backends.salt_support import UNASKED, Salting
 from forebay.proxy.config.backends import BackendConfig, rank_of
 from forebay.proxy.core.health import NONE, State, Transition
 from forebay.proxy.core.model import serves
@@ -40,7 +41,7 @@ class BackendLink:
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
         only: while it is ejected, requests for these models still go to it: no other serves them.
         ask_models_at: when to ask for them (again); inf if they are configured or never told.
-        ignores_salt: paths on which it drops the salt of a tenant's cache; None if unknown.
+        salting: paths on which it drops the salt of a tenant's cache, and on which it may.
         ask_salts_at: when to ask for them (again); inf once that is known, or never told.
         may_sleep: its server tells whether it sleeps, or has not been asked.
     """
@@ -61,7 +62,7 @@ class BackendLink:
     models: Entries | None = None
     only: frozenset[str] | None = None
     ask_models_at: float = -inf
-    ignores_salt: frozenset[str] | None = None
+    salting: Salting = UNASKED
     ask_salts_at: float = -inf
     may_sleep: bool = True
     added_at: float = -inf

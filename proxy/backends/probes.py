@@ -15,12 +15,18 @@ from math import inf
 
 from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.models import LearnedEntry, listed_models
-from forebay.proxy.backends.salt_support import OPENAPI, paths_of_version, paths_without_salt
+from forebay.proxy.backends.salt_support import (
+    OPENAPI,
+    Salting,
+    paths_of_version,
+    paths_without_salt,
+)
 from forebay.proxy.config.backends import rank_of
 from forebay.proxy.config.paths import MODELS
 from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import SILENT, Health
 from forebay.proxy.http1.client.backend_errors import (
+    AnswerTooLarge,
     LocalShortage,
     LostConnection,
     NameFault,
@@ -295,19 +301,23 @@ class Prober:
         if not self.config.tenants.isolates:
             return
         link.ask_salts_at = self._clock() + SIZE_RETRY_S
-        try:
-            status, body = await self.get(link, OPENAPI)
-            read: Callable[[bytes], frozenset[str] | None] = paths_without_salt
-            if status in NEVER_TELLS:
-                status, body = await self.get(link, "/version")
-                read = paths_of_version
-        except (TimeoutError, UpstreamFault):
-            return
-        if status == 200 or status in NEVER_TELLS:
-            link.ask_salts_at = inf
-        before = link.ignores_salt
-        link.ignores_salt = read(body) if status == 200 else None
-        if link.ignores_salt != before:
+        salting: Salting | None = None
+        for path, read in ((OPENAPI, paths_without_salt), ("/version", paths_of_version)):
+            try:
+                status, body = await self.get(link, path)
+            except AnswerTooLarge:
+                continue
+            except (TimeoutError, UpstreamFault):
+                return
+            if status == 200:
+                salting = read(body)
+            elif status not in NEVER_TELLS:
+                return
+            if salting is not None:
+                break
+        link.ask_salts_at = inf
+        before, link.salting = link.salting, salting or Salting()
+        if link.salting != before:
             self._salts_known(link)
 
     async def _engines(self, link: BackendLink) -> list[Mapping[bytes, bytes]]:

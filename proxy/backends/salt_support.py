@@ -5,11 +5,11 @@ no `cache_salt`, so all tenants share one prefix cache there.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
+from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY, unknown_isolation
 from forebay.proxy.config.paths import ENGINE, FORMS, MESSAGES, SHAPED
 from forebay.proxy.log_events import LogEvent, Say
 from forebay.traces.ground.command_line.messages import shortlist
@@ -20,41 +20,68 @@ SALTED: Final = (*SHAPED, *(path for path in ENGINE if path not in FORMS))
 """Paths whose bodies get a salt."""
 SURELY_OLD: Final = (0, 21)
 """Versions before this one are older than the change that gave `/v1/messages` the salt."""
+SURELY_NEW: Final = (0, 32)
+"""This version has the change."""
 _REFERENCE = "#/components/schemas/"
 
 
-def paths_without_salt(document: bytes) -> frozenset[str] | None:
+class Salting(NamedTuple):
+    """What a backend tells about salts.
+
+    Attributes:
+        drops: paths on which it drops them; None if it tells nothing.
+        unknown: paths on which it may drop them.
+    """
+
+    drops: frozenset[str] | None = None
+    unknown: frozenset[str] = frozenset([MESSAGES])
+
+
+UNASKED: Final = Salting(None, frozenset())
+
+
+def paths_without_salt(document: bytes) -> Salting | None:
     """Return the paths that drop the salt, or None if the document does not show them.
 
-    A path that the backend does not have, or whose body has no schema, is not among them.
+    A path that the backend does not have is not among them. A shaped path whose body has no class
+    that shows its members is unknown.
     """
     try:
         fields = orjson.loads(document)
         paths, schemas = fields["paths"], fields.get("components", {}).get("schemas", {})
-        return frozenset(path for path in SALTED if _drops(paths.get(path), schemas))
+        drops = {path: _drops(paths.get(path), schemas) for path in SALTED}
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return None
+    return Salting(
+        frozenset(path for path, drop in drops.items() if drop),
+        frozenset(path for path, drop in drops.items() if drop is None and path in SHAPED),
+    )
 
 
-def paths_of_version(answer: bytes) -> frozenset[str] | None:
+def paths_of_version(answer: bytes) -> Salting | None:
     """Return the paths that drop the salt by an answer to /version, or None if unknown.
 
     It is asked where there is no document (`--disable-fastapi-docs`).
     """
     try:
         major, minor = orjson.loads(answer)["version"].split(".")[:2]
-        old = (int(major), int(minor)) < SURELY_OLD
+        number = int(major), int(minor)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError):
         return None
-    return frozenset([MESSAGES]) if old else None
+    if SURELY_OLD <= number < SURELY_NEW:
+        return None
+    return Salting(frozenset([MESSAGES] if number < SURELY_OLD else []), frozenset())
 
 
-def _drops(path: Any, schemas: Mapping[str, Any]) -> bool:
+def _drops(path: Any, schemas: Mapping[str, Any]) -> bool | None:
+    """True if a path drops the salt, None if its schema does not show it."""
     if path is None or "post" not in path:
         return False
     content = path["post"].get("requestBody", {}).get("content", {})
     kinds = _kinds(content.get("application/json", {}).get("schema", {}), schemas)
-    return any("properties" in kind and FIELD not in kind["properties"] for kind in kinds)
+    if any("properties" in kind and FIELD not in kind["properties"] for kind in kinds):
+        return True
+    return False if all("properties" in kind for kind in kinds) else None
 
 
 def _kinds(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -68,7 +95,7 @@ class Ignoring(Protocol):
     """A backend, as far as salts are concerned."""
 
     name: str
-    ignores_salt: frozenset[str] | None
+    salting: Salting
 
 
 class SaltSupport:
@@ -88,9 +115,12 @@ class SaltSupport:
 
     def known(self, link: Ignoring) -> None:
         """Note that a backend has told on which paths it drops salts."""
-        paths_of = [u.ignores_salt for u in self._links.values() if u.ignores_salt is not None]
+        paths_of = [u.salting.drops for u in self._links.values() if u.salting.drops is not None]
         self.ignored = frozenset.intersection(*paths_of) if paths_of else frozenset()
-        if link.ignores_salt:
-            paths = shortlist(sorted(link.ignores_salt))
+        if link.salting.drops:
+            paths = shortlist(sorted(link.salting.drops))
             line = f"backend {link.name} {NO_ISOLATION}: {paths}; {NO_ISOLATION_REMEDY}"
             self._say(LogEvent.CACHE_SHARED, line, link.name)
+        if link.salting.unknown:
+            line = f"{unknown_isolation(link.name, link.salting.unknown)}; {NO_ISOLATION_REMEDY}"
+            self._say(LogEvent.CACHE_UNKNOWN, line, link.name)

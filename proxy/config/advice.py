@@ -1,6 +1,6 @@
 """Name keys that cannot work, and backends that lack a flag of vLLM or a newer version."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from forebay.proxy.config.contradictions import contradictions
@@ -23,6 +23,12 @@ NO_ISOLATION: Final = (
 NO_ISOLATION_REMEDY: Final = (
     "upgrade vLLM, give each tenant servers of its own, or set `tenants: {isolate_cache: false}`"
 )
+
+
+def unknown_isolation(backend: str, paths: Iterable[str]) -> str:
+    """Return the text about a backend that does not tell whether it drops salts."""
+    where = ", ".join(sorted(paths))
+    return f"it is not known whether {backend} keeps caches apart on {where}"
 
 
 def advise(config: Config, say: Say, tenants: Collection[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """Check that the prefix caches of the backends work, and that the proxy knows their contents."""
 
-from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY
+from forebay.proxy.config.advice import NO_ISOLATION, NO_ISOLATION_REMEDY, unknown_isolation
 from forebay.proxy.diagnose.doctor.finding import FEW, GONE, Found
 from forebay.proxy.diagnose.scene import Scene
 from forebay.traces.ground.command_line.messages import shortlist
@@ -104,3 +104,5 @@ def isolation(scene: Scene) -> Found:
         if paths := fact.get("ignores_salt"):
             text = f"{fact['name']} {NO_ISOLATION}: {shortlist(paths)}"
             yield "error", text, NO_ISOLATION_REMEDY
+        if paths := fact.get("salt_unknown"):
+            yield "warning", unknown_isolation(fact["name"], paths), NO_ISOLATION_REMEDY
