@@ -132,6 +132,7 @@ class App:
             status = response.status
         except ApiError as error:
             record.reason = error.code
+            self._metrics.error_sent(record, error.code)
             headers = record.cors | record.decision_headers(debug=self._config.debug_headers)
             typed = types_errors(request.path, self._config.listen.path_prefix)
             response = error_response(error, id_, headers, typed=typed)
@@ -262,6 +263,7 @@ class App:
         """Record that the policy rejected a request, and return the error for its client."""
         record, parsed = shaped.record, shaped.parsed
         self._metrics.rejected(action.bucket, action.reason)
+        record.rejected = True
         record.bucket = action.bucket or "none"
         record.queued_s = record.held_s + action.queued_s
         receipt = self._telemetry.receipt(parsed.request.id)

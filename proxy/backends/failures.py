@@ -143,7 +143,7 @@ def check_whole(body: bytes) -> dict[str, Any] | None:
 def full(answer: web.Response, headers: Mapping[str, str]) -> Failure:
     """Make the failure of a backend that is too busy. Adds a Retry-After if it gave none."""
     after_s = _seconds(headers.get("retry-after"))
-    if "retry-after" not in headers:
+    if "retry-after" not in answer.headers:
         answer.headers.update(retry_headers(1.0))
     return Failure("full", answer, verdict="full", retry_after_s=after_s)
 

@@ -14,7 +14,10 @@ SERVER = "forebay"  # replaces aiohttp's name and version
 _TO_BACKEND = (
     "content-type", "accept", "authorization", "traceparent", "tracestate", "x-session-id",
 )  # fmt: skip
-_TO_CLIENT = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "cache-control")
+_TO_CLIENT = ("content-type", "x-should-retry")
+# Times to wait, beside an error only, each with the most that is passed on: a day.
+_WAITS = {"retry-after": 86_400, "retry-after-ms": 86_400_000}
+_PRIVATE = ("no-store", "no-cache", "private")  # directives that keep shared caches away
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -55,6 +58,18 @@ def to_backend(
     return passed
 
 
-def to_client(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the backend's headers for the client."""
-    return {name: headers[name] for name in _TO_CLIENT if name in headers}
+def to_client(headers: Mapping[str, str], status: int) -> dict[str, str]:
+    """Return the backend's headers for the client.
+
+    A wait that is no whole number from 1 to a day is left out, and so is a Cache-Control that would
+    let a shared cache keep the response.
+    """
+    passed = {name: headers[name] for name in _TO_CLIENT if name in headers}
+    for name, most in _WAITS.items() if status >= 400 else ():
+        value = headers.get(name, "")
+        if value.isascii() and value.isdecimal() and len(value) <= 8 and 1 <= int(value) <= most:
+            passed[name] = value
+    control = headers.get("cache-control", "").lower()
+    if "public" not in control and any(word in control for word in _PRIVATE):
+        passed["cache-control"] = headers["cache-control"]
+    return passed

@@ -89,7 +89,7 @@ async def _read_whole(
             request.incoming, link, response, headers, listener, watchdog,
             begin=body, limit=limit,
         )  # fmt: skip
-    headers = {**headers, **to_client(response.headers)}
+    headers = {**headers, **to_client(response.headers, response.status)}
     answer = web.Response(status=response.status, headers=headers, body=body)
     check_status(response, answer)
     return answer

@@ -140,7 +140,7 @@ class Stream:
         return bool(ping) and ping.encode() in payload and parse_event(payload).kind == ping
 
     def _all_headers(self) -> dict[str, str]:
-        return {**self._headers, **to_client(self._response.headers)}
+        return {**self._headers, **to_client(self._response.headers, self.status)}
 
     def _check_first(self, payload: bytes) -> bool:
         """True if an event shows a first token. Raises Failure for an error.

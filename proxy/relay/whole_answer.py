@@ -105,9 +105,8 @@ class LargeAnswer:
 
     async def relay(self) -> web.StreamResponse:
         """Send the response on to the client."""
-        outgoing = web.StreamResponse(
-            status=self.status, headers={**self._headers, **to_client(self._response.headers)}
-        )
+        passed = to_client(self._response.headers, self.status)
+        outgoing = web.StreamResponse(status=self.status, headers={**self._headers, **passed})
         outgoing.content_length = self._response.length
         with self._watchdog.watching(self._incoming, self._response, self._link) as watch:
             clock = self._watchdog.clock

@@ -36,6 +36,7 @@ class RequestRecord:
         held_s: waited before it entered the queue from which it was sent (`hold`).
         token_ids: the prompt came as token ids.
         reason: code of the error that was returned.
+        rejected: it was counted among the rejections.
         cached_tokens: prompt tokens found in the backend's cache.
         admitted: it counts among its tenant's requests, with `reserved_tokens` of its budgets.
         cors: headers of each of its responses, for a page of another origin.
@@ -62,6 +63,7 @@ class RequestRecord:
     cached_tokens: int = 0
     output_tokens: int = 0
     reason: str = ""
+    rejected: bool = False
     request: Request | None = None
     token_ids: bool = False
     admitted: bool = False

@@ -78,7 +78,7 @@ class ProxyMetrics:
 
     # How requests ended, and why some were rejected or failed.
     answers = counter(
-        "responses", "bucket status", "Responses, by bucket and status; 499: the client left first"
+        "responses", "bucket status", "Responses; 499: the client left, cut: it failed after a 200"
     )
     _tenants = counter(
         "tenant_requests",
@@ -233,6 +233,11 @@ class ProxyMetrics:
         """A request was rejected, by the policy for a RejectReason. `hold` may keep it."""
         self.rejects.of[bucket or "none", reason].inc()
 
+    def error_sent(self, record: RequestRecord, code: str) -> None:
+        """Count an error as a rejection if it is one that the policy did not decide."""
+        if code in ("no_backend_available", "queue_full") and not record.rejected:
+            self.rejected(record.bucket, code)
+
     def shed(self, service_class: str) -> None:
         """A request was rejected because the proxy is overloaded."""
         self._shed.of[(service_class,)].inc()
@@ -274,6 +279,8 @@ class ProxyMetrics:
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
         label = STATUSES.get(status) or f"{status // 100}xx"
+        if status < 400 and record.reason:  # its status was sent before it failed
+            label = "cut"
         bucket, backend = record.bucket, record.backend
         self.answers.of[bucket, label].inc()
         self._tenants.of[self.tenant_labels.label(record.tenant), label].inc()

@@ -1,16 +1,22 @@
 """/metrics is what Prometheus expects, and stays small whatever clients and backends do."""
 
+import asyncio
 import json
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import aiohttp
+import pytest
+from fakes.faulty_backends import streams
 from prometheus_client.parser import text_string_to_metric_families
 from stages.proxy_stage import (
+    EVENT,
+    STREAMED,
     WHOLE,
     Call,
     RawBackend,
+    Stage,
     answer,
     by_request,
     on_stage,
@@ -133,3 +139,35 @@ async def test_the_figures_of_one_stream() -> None:
             'forebay_cached_tokens_total{backend="b0"} 4.0',
         ):
             assert line in text
+
+
+def counted(on: Stage, name: str) -> dict[str, float]:
+    """Return the samples of a counter by their labels as text."""
+    lines = on.proxy.metrics.text().decode().splitlines()
+    found = [line.removeprefix(name).split() for line in lines if line.startswith(f"{name}{{")]
+    return {labels: float(value) for labels, value in found}
+
+
+async def test_every_503_without_a_backend_is_a_rejection() -> None:
+    """On paths with a queue and without."""
+    async with on_stage(RawBackend(healthy=False), wait_up=0) as (on, _):
+        await asyncio.sleep(3)
+        for _ in range(3):
+            assert await on.status() == 503
+            assert await on.status({"input": "x"}, "/v1/embeddings") == 503
+            assert await on.status_of(f"{on.url}/v1/models") == 503
+        found = counted(on, "forebay_rejects_total")
+        assert sum(found.values()) == 9
+        assert all("no_backend_available" in labels for labels in found)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_a_response_that_was_cut_is_no_200(path: str) -> None:
+    async with on_stage(streams(EVENT, end="reset"), None) as (on, _):
+        for _ in range(2):
+            async with on.post({**STREAMED, "input": "x"}, path) as response:
+                with suppress(aiohttp.ClientPayloadError):
+                    await response.read()
+        found = counted(on, "forebay_responses_total")
+        statuses = sorted(labels.partition("status=")[2] for labels in found)
+        assert statuses == ['"200"}', '"cut"}']
