@@ -96,7 +96,7 @@ class LogEvent(Enum):
     CAPTURE_STARTED = "capture_started", INFO, "traffic is captured in a file"
     CAPTURE_DROPS = "capture_drops", WARNING, "the disk is too slow: rows are dropped"
     CAPTURE_STOPPED = "capture_stopped", WARNING, "the capture has ended early"
-    USAGE_FAILED = "usage_failed", WARNING, "the usage ledger cannot be written; it is tried again"
+    USAGE_FAILED = "usage_failed", WARNING, "the usage ledger is not written, or has half a line"
     USAGE_DROPS = "usage_drops", ERROR, "the usage ledger loses lines: it could not be written"
     HLOG_FAILED = "hlog_failed", WARNING, "the histogram log cannot be written"
     INTERNAL_ERROR = "internal_error", ERROR, "a fault of the proxy itself: please report it"

@@ -30,7 +30,7 @@ async def histogram_log(path: Path | None, metrics: ProxyMetrics, say: Say) -> A
         return
     # A file that cannot be opened is a fault of the configuration.
     try:
-        file = open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        file = open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         stream = os.fdopen(file, "w", HLOG_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
         raise InputError(f"metrics.hlog: cannot write {path} ({why_not(error)})") from error

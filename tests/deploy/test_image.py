@@ -24,10 +24,21 @@ from stages.started import PATIENCE_S, started
 
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 BASE = "docker.io/library/python:3.12-slim"
+NOT_OF_THE_PROXY = {"lab", "load", "ray", "vllm"}
+IN_IMAGE = re.findall(r"'\.\[(.*)\]'", CONTAINERFILE.read_text("utf-8"))[0].split(",")
 needs_builder = pytest.mark.skipif(
     not os.environ.get("TEST_IMAGE") or not shutil.which("buildah") or os.geteuid() != 0,
     reason="takes two minutes: set TEST_IMAGE=1; needs buildah, and to be root",
 )
+
+
+def test_the_image_has_each_extra_that_a_configuration_can_ask_for() -> None:
+    """Its root is read-only: nothing can be installed later. A new extra belongs to one side."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(IN_IMAGE) == project["optional-dependencies"].keys() - NOT_OF_THE_PROXY
+    sources = [path.read_text("utf-8") for path in (ROOT / "proxy").rglob("*.py")]
+    asked = {name for text in sources for name in re.findall(r"forebay\[([a-z-]+)\]", text)}
+    assert asked <= set(IN_IMAGE)
 
 
 class Builder:
@@ -48,7 +59,7 @@ def fetch_wheels(folder: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lock, pins = str(ROOT / "requirements.lock"), str(ROOT / "requirements-dev.lock")
-    wanted = [need for name in ("kv-events", "otel", "redis") for need in extras[name]]
+    wanted = [need for name in IN_IMAGE for need in extras[name]]
     pip = (sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:")
     subprocess.run([*pip, "-d", str(folder), "-r", lock, "-c", pins, *wanted], check=True)
 

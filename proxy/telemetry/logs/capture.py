@@ -10,6 +10,7 @@ All blocks of text in a file stand for the same number of tokens, by `tokens.byt
 end of a prompt that does not fill a block is new in every row.
 """
 
+import os
 import queue
 import threading
 from collections import OrderedDict
@@ -26,6 +27,7 @@ from forebay.proxy.config.sections import CaptureConfig
 from forebay.proxy.core.model import Request
 from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.runtime.memory import request_bytes
+from forebay.proxy.telemetry.logs.usage_ledger import open_at_once
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -305,7 +307,7 @@ def _new_file(config: CaptureConfig) -> tuple[Path, BinaryIO]:
     for number in range(1, MOST_FILES):
         at = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
         try:
-            return at, at.open("xb")
+            return at, os.fdopen(open_at_once(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
         except FileExistsError:
             continue
         except OSError as error:

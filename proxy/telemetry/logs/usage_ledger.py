@@ -43,13 +43,16 @@ class UsageLedger:
         self._path = path
         self._say = say
         self._trouble = ""  # why it cannot be written now
-        self._torn = False  # the file ends with the beginning of a line
         self._closing = threading.Event()
         self._queue: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         try:
             self._file = _opened(path)
+            self._torn = _ends_torn(path)  # the file ends with the beginning of a line
         except OSError as error:
             raise InputError(f"usage.path: cannot write {path} ({why_not(error)})") from error
+        if self._torn:
+            line = f"usage: {path} ends with half a line, as a process was killed while it wrote"
+            self._say(LogEvent.USAGE_FAILED, f"{line}; that line is lost, and a new line follows")
         self._thread = threading.Thread(target=self._write_all, name="usage", daemon=True)
 
     def __enter__(self) -> "UsageLedger":
@@ -107,7 +110,7 @@ class UsageLedger:
             if not _is_file(self._file, self._path):
                 before, self._file = self._file, _opened(self._path)
                 os.close(before)
-                self._torn = False
+                self._torn = _ends_torn(self._path)
             while data:
                 if self._torn:
                     os.write(self._file, b"\n")
@@ -128,9 +131,12 @@ class UsageLedger:
         return data
 
 
-def open_at_once(path: Path, flags: int, mode: int = 0o640) -> int:
-    """Open a file to write. Raises OSError for a pipe without a reader, which would hang us."""
-    return os.open(path, flags | os.O_NONBLOCK, mode)
+def open_at_once(path: Path, flags: int) -> int:
+    """Open a file to write, which others may not read: it tells who asks for what, and how much.
+
+    Raises OSError for a pipe without a reader, which would hang us.
+    """
+    return os.open(path, flags | os.O_NONBLOCK, 0o640)
 
 
 def why_not(error: OSError) -> str:
@@ -141,6 +147,15 @@ def why_not(error: OSError) -> str:
 
 def _opened(path: Path) -> int:
     return open_at_once(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def _ends_torn(path: Path) -> bool:
+    """True if the last line of a file has no end. Raises OSError."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def _is_file(file: int, path: Path) -> bool:

@@ -187,6 +187,39 @@ class TestDisk:
                 ledger.finished(record(number), 200, 101.0)
         assert [line["request_id"] for line in lines(path)] == ["r0", "r1", "r2"]
 
+    def test_a_start_behind_half_a_line_says_so(self, tmp_path: Path) -> None:
+        """A process was killed while it wrote. The next line is whole."""
+        path, said = tmp_path / "usage.jsonl", Said()
+        path.write_bytes(b'{"request_id":"a"}\n{"request_id":"b","ten')
+        with UsageLedger(path, said) as ledger:
+            ledger.finished(record(1), 200, 101.0)
+        assert [line for line in said if "half a line" in line] == said[:1]
+        whole, half, new = path.read_bytes().splitlines()
+        assert (whole, half) == (b'{"request_id":"a"}', b'{"request_id":"b","ten')
+        assert json.loads(new)["request_id"] == "r1"
+        with UsageLedger(path, said := Said()):
+            assert said == []
+
+    async def test_no_file_can_be_read_by_all(self, tmp_path: Path) -> None:
+        """Captures and histograms tell who asks for what, as the ledger does."""
+        names = ("usage.jsonl", "metrics.hlog", "capture.jsonl")
+        usage, hlog, capture = (tmp_path / name for name in names)
+        before = os.umask(0)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FOREBAY_CAPTURE_SALT", "s" * 32)
+                async with on_stage(
+                    None,
+                    usage={"path": str(usage)},
+                    metrics={"hlog": str(hlog)},
+                    capture={"path": str(capture)},
+                ) as (on, _):
+                    assert await on.status() == 200
+        finally:
+            os.umask(before)
+        modes = [path.stat().st_mode & 0o777 for path in (usage, hlog, capture)]
+        assert modes == [0o640] * 3
+
     @pytest.mark.parametrize("moved", [False, True])
     def test_a_full_disk_loses_nothing_once_it_has_room(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
