@@ -140,7 +140,7 @@ async def start_proxy(
         share_port = share_port or config.listen.reuse_port
         if share_port:
             await services.backends.wait_probed()
-        if any(known.budgeted for known in config.tenants.known.values()):
+        if any(tenant.budgeted for tenant in config.tenants.known.values()):
             await services.exchange.wait_told()
         yield await _listen_on_both(stack, services, app, reloader, share_port=share_port)
 

@@ -26,7 +26,7 @@ _REFERENCE = "#/components/schemas/"
 
 
 class Salting(NamedTuple):
-    """What a backend tells about salts.
+    """The paths on which a backend ignores salts, as far as it tells.
 
     Attributes:
         drops: paths on which it drops them; None if it tells nothing.

@@ -79,13 +79,13 @@ class Spending:
 
         The tenants that were charged first are left out of more than HISTORY tenants.
         """
-        told: dict[str, list[float]] = {}
+        rows: dict[str, list[float]] = {}
         for (tenant, seconds), window in self._windows.items():
             if window.tokens and now < window.ends_at:
-                row = told.setdefault(tenant, [0.0] * 4)
+                row = rows.setdefault(tenant, [0.0] * 4)
                 place = 0 if seconds == HOUR_S else 2
                 row[place : place + 2] = round(window.tokens), round(window.ends_at - now, 3)
-        return {name: told[name] for name in list(told)[-HISTORY:]}
+        return {name: rows[name] for name in list(rows)[-HISTORY:]}
 
     def at_least(self, budgets: Mapping[str, Sequence[float]], now: float) -> None:
         """Take over what another proxy knows of budgets: a proxy that is new knows nothing."""

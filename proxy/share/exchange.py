@@ -69,7 +69,7 @@ class PeerExchange:
     """This proxy's side of the exchange. `run` is for a task.
 
     Attributes:
-        key: signs our messages; other messages are dropped if they have no MAC by it. b"": none.
+        key: signs our messages, and messages without a MAC by it are dropped; b"" signs nothing.
         bad: messages that were dropped, unsigned messages too.
         budgets: the budgets of tenants, which proxies tell to a new proxy; None until it is set.
     """
@@ -135,6 +135,7 @@ class PeerExchange:
 
     def heard(self, data: bytes) -> None:
         """Apply a message soon, unless it is bad, old, our own or one too many."""
+        # Read it.
         self._heard += 1
         if self._heard > MOST_MESSAGES:
             self.bad += 1
@@ -152,6 +153,7 @@ class PeerExchange:
         if message.sender not in self._numbers and len(self._numbers) >= MOST_PEERS:
             self.bad += 1
             return
+        # Take it over.
         if message.sender not in self._numbers:
             self._tells_until = self.driver.clock() + SILENT_S
         self._numbers[message.sender] = message.number

@@ -103,6 +103,22 @@ def encode(message: Message, key: bytes = b"") -> bytes:
 
 def decode(data: bytes, key: bytes = b"") -> Message:
     """Decode a message from the wire. Raises BadMessage, Unsigned without the MAC of a key."""
+    fields = _fields(data, key)
+    sender, number = fields.get("id"), fields.get("n")
+    if not isinstance(sender, str) or not 0 < len(sender) <= MOST_NAME:
+        raise BadMessage("no sender")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise BadMessage("no number")
+    backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
+    tenants = {name: _tenant(row) for name, row in _table(fields.get("tenants")).items()}
+    # Older proxies do not send it.
+    computed = {name: _prompts(row) for name, row in _table(fields.get("computed", {})).items()}
+    report = ProxyReport(backends, tenants, computed)
+    return Message(sender, number, report, _budgets(fields.get("budgets")))
+
+
+def _fields(data: bytes, key: bytes) -> dict[str, Any]:
+    """Return the JSON of a message. Raises BadMessage, Unsigned."""
     if len(data) > MOST_BYTES:
         raise BadMessage(f"{len(data)} bytes")
     if key:
@@ -115,22 +131,15 @@ def decode(data: bytes, key: bytes = b"") -> Message:
         raise BadMessage("not JSON") from error
     if not isinstance(fields, dict) or fields.get("v") != VERSION:
         raise BadMessage("not of this version")
-    sender, number = fields.get("id"), fields.get("n")
-    if not isinstance(sender, str) or not 0 < len(sender) <= MOST_NAME:
-        raise BadMessage("no sender")
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise BadMessage("no number")
     if key and abs(_numbers([fields.get("at")], 1)[0] - time.time()) > AGE_S:
         raise Unsigned("an old message, or clocks that differ")
-    backends = {name: _backend(row) for name, row in _table(fields.get("backends")).items()}
-    tenants = {name: _tenant(row) for name, row in _table(fields.get("tenants")).items()}
-    # Older proxies do not send it.
-    computed = {name: _prompts(row) for name, row in _table(fields.get("computed", {})).items()}
-    budgets = fields.get("budgets")
-    if budgets is not None:
-        rows = _table(budgets).items()
-        budgets = {name: _numbers(row, 4, most=MOST_TOKENS) for name, row in rows}
-    return Message(sender, number, ProxyReport(backends, tenants, computed), budgets)
+    return fields
+
+
+def _budgets(value: object) -> Budgets | None:
+    if value is None:
+        return None
+    return {name: _numbers(row, 4, most=MOST_TOKENS) for name, row in _table(value).items()}
 
 
 def _row(report: BackendReport) -> list[Any]:

@@ -234,7 +234,7 @@ class ProxyMetrics:
         self.rejects.of[bucket or "none", reason].inc()
 
     def error_sent(self, record: RequestRecord, code: str) -> None:
-        """Count an error as a rejection if it is one that the policy did not decide."""
+        """Count an error as a rejection if it is no decision of the policy."""
         if code in ("no_backend_available", "queue_full") and not record.rejected:
             self.rejected(record.bucket, code)
 
@@ -278,9 +278,7 @@ class ProxyMetrics:
 
     def finished(self, record: RequestRecord, status: int, now: float) -> None:
         """A request has been answered, or its client has left."""
-        label = STATUSES.get(status) or f"{status // 100}xx"
-        if status < 400 and record.reason:  # its status was sent before it failed
-            label = "cut"
+        label = _label(status, record.reason)
         bucket, backend = record.bucket, record.backend
         self.answers.of[bucket, label].inc()
         self._tenants.of[self.tenant_labels.label(record.tenant), label].inc()
@@ -384,3 +382,10 @@ class _ShaperMetrics:
         yield GaugeMetricFamily(
             "forebay_client_connections", "Open client connections", value=self._connections()
         )
+
+
+def _label(status: int, reason: str) -> str:
+    """Return the label of a status, "cut" if the response failed after that was sent."""
+    if status < 400 and reason:
+        return "cut"
+    return STATUSES.get(status) or f"{status // 100}xx"
