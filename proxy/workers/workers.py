@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from forebay.proxy.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say, SparseLines
 from forebay.proxy.runtime import systemd
 from forebay.proxy.share.hub import BEAT_S, Hub
 from forebay.proxy.workers.worker import worker_environment
@@ -86,6 +86,7 @@ class WorkerPool:
     config_rejected: bool = False
     all_listen: asyncio.Event = field(default_factory=asyncio.Event)
     hub: Hub = field(init=False)
+    _lines: SparseLines = field(default_factory=SparseLines)
 
     def __post_init__(self) -> None:
         self.hub = Hub(self._greeted, self._heard)
@@ -105,7 +106,8 @@ class WorkerPool:
             else:
                 worker.signal(signal.SIGHUP)
         text = f"reloading {self.count} workers"
-        self.say(LogEvent.WORKERS_RELOADING, text)
+        if (more := self._lines.more("reload", time.monotonic())) is not None:
+            self.say(LogEvent.WORKERS_RELOADING, f"{text}{more}")
         systemd.ready(text)
 
     async def run(self, listening: Callable[[], None], patience_s: Callable[[], float]) -> int:

@@ -249,3 +249,12 @@ def test_a_port_whose_last_process_has_just_ended_can_be_held() -> None:
 
     with _hold("127.0.0.1", port):
         asyncio.run(worker())
+
+
+async def test_a_thousand_reloads_are_one_line() -> None:
+    said: list[str] = []
+    workers = WorkerPool(["worker"], 2, lambda event, line, *_: said.append(line))
+    for _ in range(1_000):
+        workers.reload()
+    assert said == ["reloading 2 workers"]
+    workers.hub.close()
