@@ -25,7 +25,6 @@ defined order, and every iteration has the order of the configuration.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from math import inf
-from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from forebay.proxy.core.learn.cost import FAR_OFF
@@ -150,6 +149,12 @@ class _Backend:
             if now - sent_at > predicted_s and sent_at >= self.since
         ]
         return [ratio for _, ratio in self.ratios] + late
+
+
+def median(values: list[float]) -> float:
+    """Return the middle value, or the mean of the two middle values. `values` is not empty."""
+    ordered, last = sorted(values), len(values) - 1
+    return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
 
 
 def _ratio(observed_s: float, predicted_s: float) -> float:
@@ -374,11 +379,7 @@ def _peers_ratio(backend: _Backend, ratios: Mapping[_Backend, float]) -> float:
 
     At least 1, because three times later than a peer that is early is not late.
     """
-    others = [
-        ratio
-        for other, ratio in ratios.items()
-        if other is not backend and other.shares_models(backend)
-    ]
+    others = [ratios[o] for o in ratios if o is not backend and o.shares_models(backend)]
     return max(1.0, median(others)) if others else inf
 
 
