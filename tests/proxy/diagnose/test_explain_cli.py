@@ -77,7 +77,7 @@ async def test_nobody_of_that_name(query: str) -> None:
         assert (error["code"], error["param"]) == ("unknown_request", "request")
         assert set(error) == {"message", "type", "param", "code"}
         assert "the last 7 " in error["message"]
-        assert (await status(on, "?requests=x"))[1]["ready"] is False
+        assert (await status(on, "?requests=x"))[0] == 400
 
 
 async def test_refused_with_the_rule_and_the_figures_then_judged() -> None:

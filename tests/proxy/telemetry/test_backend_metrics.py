@@ -103,6 +103,7 @@ async def test_states_and_how_often_each_was_entered() -> None:
         assert states == {
             ("b0", "up"): 0.0,
             ("b0", "down"): 1.0,
+            ("b0", "asleep"): 0.0,
             ("b0", "ejected"): 0.0,
             ("b0", "half_open"): 0.0,
         }
