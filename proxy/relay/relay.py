@@ -148,7 +148,9 @@ class Relay:
             fields = check_whole(response.body)
             if fields is None and response.status == 200:
                 # For another backend to compute it again would not help.
-                self._metrics.upstream_error(link.name, "not_json")
+                kind = "not_json" if response.body else "empty"
+                self._metrics.upstream_error(link.name, kind)
+                self._backends.faults.came(link.name, kind)
         if response.status == 200 and shaped.parsed.streams:
             lessons.unexpected(fields)
         elif response.status == 200:
