@@ -146,7 +146,7 @@ class Relay:
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
             fields = check_whole(response.body)
-            if fields is None and response.status == 200:
+            if fields is None and response.status == 200 and not shaped.parsed.streams:
                 # For another backend to compute it again would not help.
                 kind = "not_json" if response.body else "empty"
                 self._metrics.upstream_error(link.name, kind)

@@ -162,7 +162,8 @@ async def test_a_lie_of_a_server_is_named_once_a_minute(kind: str) -> None:
         for _ in range(5):
             async with on.post() as response:
                 assert response.status == (200 if kind == "empty" else 502)
-                assert (await error_of(response))["code"] == "upstream_error"
+                if kind != "empty":
+                    assert (await error_of(response))["code"] == "upstream_error"
             await asyncio.sleep(10)
         lines = [
             line
