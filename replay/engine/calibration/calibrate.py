@@ -1,16 +1,16 @@
 """Turn measured points into a calibration: reject impossible points, fit, check the fit.
 
-The evidence is held-out points and leave-one-out cross-validation. A fit with as many constants as
-points meets its own points regardless of their values.
+The evidence is held-out points and, of few points, leave-one-out cross-validation. A fit with as
+many constants as points meets its own points regardless of their values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from statistics import median
 from typing import Any
 
-from forebay.replay.engine.calibration.fit import Fit, fit_times, fitted_count, refusal
+from forebay.replay.engine.calibration.fit import CANDIDATES, Fit, fit_times, fitted_count, refusal
 from forebay.replay.engine.calibration.points import Point
 from forebay.replay.engine.calibration.workloads import PointSteps, point_steps, predicted_s
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
@@ -26,6 +26,10 @@ from forebay.traces.ground.errors import InputError
 
 KERNEL_SHARE = 0.82
 """Largest share of peak in kernel tables. A served request above it is doubtful."""
+
+
+MOST_LEFT_OUT = 20
+"""Most points of which each is left out of a fit of the others. More are evidence themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def calibrate(
     used: str,
     today: date,
     hold_out: float = 0.0,
+    candidates: Mapping[str, float] = CANDIDATES,
 ) -> PointFit:
     """Fit `points` for `model` on `gpu`.
 
@@ -97,11 +102,12 @@ def calibrate(
             lambda constants: [predicted_s(w, model, gpu, constants) for w in works.values()],
             [measured_s[line] for line in works],
             prior,
+            candidates=candidates,
         )
 
     def left_out_error(line: int) -> float | None:
         """Return the error of a point in a fit without it: a few constants can meet few points."""
-        if line not in fitting or len(fitting) == 1:
+        if line not in fitting or not 1 < len(fitting) <= MOST_LEFT_OUT:
             return None
         without = fit_of({other: work for other, work in fitting.items() if other != line})
         seconds = predicted_s(fitting[line], model, gpu, without.constants)

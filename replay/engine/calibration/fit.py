@@ -7,7 +7,7 @@ This module does no I/O.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,7 @@ def fit_times(
     measured_s: Sequence[float],
     prior: Calibration,
     *,
+    candidates: Mapping[str, float] = CANDIDATES,
     slope_step: float = SLOPE_STEP,
     least_gain: float = LEAST_GAIN,
 ) -> Fit:
@@ -94,6 +95,7 @@ def fit_times(
     would stop at its bound and the others do as well without. Without times, all keep it.
 
     Args:
+        candidates: constants that may be fitted, with their uncertainty in ln.
         slope_step: step of ln(constant) for slopes, coarse where predictions are not smooth.
         least_gain: a round that lowers the sum of squares by less than this share is the last.
     """
@@ -102,7 +104,7 @@ def fit_times(
     target = np.log(np.asarray(measured_s, dtype=np.float64))
     problem = _Problem(predicted, target, prior, slope_step, least_gain)
     # Fit only the constants that the points can tell apart, in units of their uncertainty.
-    names, uncertainty = list(CANDIDATES), np.array(list(CANDIDATES.values()))
+    names, uncertainty = list(candidates), np.array(list(candidates.values()))
     effects = problem.slopes(problem.start(names), names) * uncertainty
     chosen, left = _identifiable(effects, names)
     # Drop the least certain constant and fit again, until each fitted constant is a value.

@@ -78,8 +78,13 @@ def read_points(path: Path, batched_tokens: int = DEFAULT_BATCHED_TOKENS) -> tup
     return tuple(points)
 
 
-def parsed_rows(path: Path, parse: Callable[[SourceRow], Parsed]) -> list[Parsed]:
+def parsed_rows(
+    path: Path, parse: Callable[[SourceRow], Parsed], *, skip_bad: bool = False
+) -> list[Parsed]:
     """Parse the rows of CSV, JSON or Parquet. In a text, `#` begins a line of comment.
+
+    Args:
+        skip_bad: pass over rows that cannot be read, such as half a line after a full disk.
 
     Raises InputError that names file and line.
     """
@@ -93,6 +98,8 @@ def parsed_rows(path: Path, parse: Callable[[SourceRow], Parsed]) -> list[Parsed
         for line, item in table_rows(BytesIO(text), FileFacts(str(path))):
             number = line
             if isinstance(item, RowError):
+                if skip_bad:
+                    continue
                 raise item
             parsed.append(parse(item))
     except OSError as error:

@@ -116,9 +116,11 @@ def _decoded_tokens(point: Point) -> float:
 
 
 def _core(point: Point, model: ModelSpec, gpu: GpuSpec) -> tuple[EngineCore, _Recorder]:
+    longest = point.prompt_tokens + point.output_tokens
     config = EngineConfig(
         model,
         gpu,
+        max_model_len=None if point.kind == "stall" else longest,
         max_num_batched_tokens=point.max_num_batched_tokens,
         max_num_seqs=min(point.max_num_batched_tokens, max(16, point.batch_size)),
     )

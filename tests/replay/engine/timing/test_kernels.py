@@ -1,6 +1,5 @@
 """Kernels of low precision: NVIDIA's op tables, and served runs that no constant was fitted to."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.kv_models import CONFIGS
+from fakes.op_tables import needs_tables, tables_folder
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_gpu
@@ -22,18 +22,10 @@ from forebay.replay.sim.closed_loop import closed_loop
 from forebay.replay.sim.engine.served import served_engine
 from forebay.traces.ground.schema import TraceRequest
 
-TABLES = "aiconfigurator_core"
-needs_tables = pytest.mark.skipif(
-    importlib.util.find_spec(TABLES) is None,
-    reason="needs NVIDIA's op tables: pip install aiconfigurator-core==0.12.0 (82 MB)",
-)
-
 
 def table(gpu: str, op: str, version: str, name: str) -> list[dict[str, Any]]:
     parquet = pytest.importorskip("pyarrow.parquet")
-    spec = importlib.util.find_spec(TABLES)
-    assert spec is not None
-    folder = Path((spec.submodule_search_locations or [""])[0], "systems", "data", gpu, op, "vllm")
+    folder = tables_folder() / "systems" / "data" / gpu / op / "vllm"
     rows: list[dict[str, Any]] = parquet.read_table(
         folder / version / f"{name}.parquet"
     ).to_pylist()
