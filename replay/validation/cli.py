@@ -21,16 +21,25 @@ max_num_batched_tokens, held_out and note.
 RUN is a folder of `forebay replay` against one server. The simulated engine plays its requests in
 virtual time. Several runs of one trace count by their medians.
 
+LOG is the usage ledger of `forebay proxy`, or its log in JSON: an hour of ordinary traffic, or at
+least 200 streamed answers. --trace is then the capture of that hour. Constants that the traffic
+cannot know keep their values, and the reason is printed.
+
+TABLES is the folder aiconfigurator_core of NVIDIA's op tables: the kernels of a dense model in 16
+bits, without the CPU and the API server.
+
 RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
 input_tokens, output_tokens, ttft_s and e2e_s (or _ms). Without --trace no two prompts share
 anything.
 
-vLLM's flags describe the server of RUN or RESULTS. A fit that no GPU can reach is printed and
+vLLM's flags describe the server of RUN, LOG or RESULTS. A fit that no GPU can reach is printed and
 rejected. With --hold-out 1 nothing is fitted: how true are the constants that the engine has?
 
 Example:  forebay engine fit points.csv --model phi-3-mini --gpu h200-nvl -o cal.json
 
 Example:  forebay engine fit runs/a runs/b --model config.json --gpu gpu.json -o cal.json
+
+Example:  forebay engine fit usage.jsonl --trace traffic.jsonl --model llama-3-8b --gpu l40s
 
 Example:  forebay engine fit runs/c --hold-out 1 --within 0.2 --model llama-3-8b --gpu h200
 """
@@ -51,14 +60,14 @@ class FitOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="The trace that RUN or RESULTS is of.  [default: as RUN's run.json names it]"
+            help="The trace that the requests are of.  [default: as RUN's run.json names it]"
         ),
     ] = None
     calibration: Annotated[
         Path | None,
         typer.Option(
-            help="Constants to begin with, kept where none is fitted.  [default: an H200's; with "
-            "--hold-out 1 those shipped]"
+            help="Constants to begin with, kept where none is fitted.  [default: those shipped; "
+            "for POINTS an H200's]"
         ),
     ] = None
     hold_out: Annotated[
@@ -84,7 +93,8 @@ def fit_command(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="POINTS|RESULTS|RUN...", help="Points, results, or run folders of one trace."
+            metavar="POINTS|LOG|TABLES|RESULTS|RUN...",
+            help="A file, tables, or run folders of a trace.",
         ),
     ],
     options: FitOptions,

@@ -14,18 +14,26 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.replay.engine.calibration.fit import Fit, fit_times, fitted_count, refusal
+from forebay.replay.engine.calibration.fit import (
+    CANDIDATES,
+    Fit,
+    fit_times,
+    fitted_count,
+    refusal,
+)
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.step_constants import Calibration, CalibrationFile
 from forebay.replay.sim.engine.request import SimRequest
 from forebay.replay.sim.engine.served import ServedEngine, served_engine
+from forebay.replay.validation.evidence import Groups, comparable, kept_reasons, unknowable
 from forebay.replay.validation.measured import Timed
 from forebay.replay.validation.prompt_hashes import PromptHashes
 
-SLOPE_STEP = 0.02
-"""Step of ln(constant) for slopes: coarse, because predictions jump a little when a request moves
-to another step."""
-LEAST_GAIN = 1e-3
+SLOPE_STEP, GROUPS_STEP = 0.02, 0.08
+"""Step of ln(constant) for slopes of single requests and of groups: coarse, because predictions
+jump a little when a request moves to another step."""
+LEAST_GAIN, GROUPS_GAIN = 1e-3, 0.02
+"""Share of the squares by which a round must lower them, of single requests and of groups."""
 QUANTILES = (0.5, 0.9, 0.99)
 RESAMPLES = 300
 MOST_MISSED = 1 / 3
@@ -39,6 +47,7 @@ class RunFit:
 
     Attributes:
         fitted, held_out: the errors of the fitted and of the held-out requests. Either may be ().
+        reasons: why constants that could be fitted keep the prior, by name.
     """
 
     file: CalibrationFile
@@ -48,6 +57,7 @@ class RunFit:
     predicted: tuple[Timed, ...]
     fitted: tuple["FitLine", ...]
     held_out: tuple["FitLine", ...]
+    reasons: dict[str, str]
 
     def refusal(self) -> str | None:
         """Return why the fit is no physics, or None: the server was faster than the GPU can be."""
@@ -100,7 +110,9 @@ def predict(
         )
         for timed in measured
     ]
-    _play(served_engine(config), sorted(zip(measured, requests, strict=True), key=_sent_s))
+    sent = sorted(zip(measured, requests, strict=True), key=_sent_s)
+    for backend in dict.fromkeys(timed.backend for timed in measured):
+        _play(served_engine(config), [pair for pair in sent if pair[0].backend == backend])
     # The predicted times, in the form of measured ones.
     return tuple(
         replace(
@@ -146,17 +158,17 @@ def fit_run(
     """
     # The last requests load the engine, but their times do not move the constants.
     first = fitted_count(len(measured), hold_out)
-
-    def times(of: Sequence[Timed]) -> list[float]:
-        done = [timed for timed in of[:first] if timed.finished]
-        return [timed.ttft_s for timed in done] + [timed.tpot_s for timed in done if timed.tpot_s]
-
+    if any(timed.guessed for timed in measured):
+        measured = comparable(measured, predict(measured, config, prior))
+    groups = Groups(measured, first)
+    missing = unknowable(measured[:first], config)
     result = fit_times(
-        lambda constants: times(predict(measured, config, constants)),
-        times(measured),
+        lambda constants: groups.times(predict(measured, config, constants)),
+        groups.times(measured),
         prior,
-        slope_step=SLOPE_STEP,
-        least_gain=LEAST_GAIN,
+        candidates={name: ln for name, ln in CANDIDATES.items() if name not in missing},
+        slope_step=SLOPE_STEP if groups.size == 1 else GROUPS_STEP,
+        least_gain=LEAST_GAIN if groups.size == 1 else GROUPS_GAIN,
     )
     # Judge the fit by the requests that it has not seen, if there are any.
     predicted = predict(measured, config, result.constants)
@@ -172,7 +184,8 @@ def fit_run(
         result.fitted,
         tuple(asdict(line) for line in held_out or fitted),
     )
-    return RunFit(file, result, prior, tuple(measured), predicted, fitted, held_out)
+    reasons = kept_reasons(result, missing) if first else {}
+    return RunFit(file, result, prior, tuple(measured), predicted, fitted, held_out, reasons)
 
 
 def _checked(held_out: Sequence["FitLine"]) -> str:

@@ -49,6 +49,8 @@ class Timed:
 
     A request that failed is not `finished`: it is played, because it took the server's time, and
     its own times are not compared. `cached_tokens` is None where the file does not say it.
+    Requests of one `backend` were served by one engine. A `guessed` prompt was made up from what
+    was cached.
     """
 
     row: TraceRequest
@@ -58,6 +60,8 @@ class Timed:
     tpot_s: float | None
     cached_tokens: int | None
     finished: bool = True
+    backend: str = ""
+    guessed: bool = False
 
 
 def read_runs(folders: Sequence[Path], trace: Sequence[TraceRequest]) -> tuple[Timed, ...]:
@@ -285,9 +289,14 @@ def _result(row: SourceRow) -> Timed:
             "last"
         )
     request = TraceRequest(row.text(*COLUMNS["id"]) or f"r{row.number}", 0.0, prompt, output)
-    gap_s = (e2e_s - ttft_s) / (output - 1) if output >= LEAST_DECODED else None
+    gap_s = gap_of(e2e_s - ttft_s, output)
     cached = row.whole_or(None, "cached_tokens")
     return Timed(request, sent_s, ttft_s, e2e_s, gap_s, cached, finished=not failed)
+
+
+def gap_of(seconds: float, output: int) -> float | None:
+    """Return the seconds per token after the first, None for a short answer."""
+    return seconds / (output - 1) if output >= LEAST_DECODED else None
 
 
 def _seconds(row: SourceRow, name: str, failed: bool) -> float:

@@ -23,6 +23,9 @@ def print_fit(done: PointFit | RunFit, *, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(Text(f"{done.file.model} on {done.file.gpu}: {done.file.source}"))
     console.print(_constants(done))
+    if isinstance(done, RunFit):
+        for name, why in done.reasons.items():
+            console.print(Text(f"{name} is kept: {why}."))
     tables, summary = _of_points(done) if isinstance(done, PointFit) else _of_requests(done)
     for table in tables:
         console.print(table)
@@ -46,7 +49,7 @@ def _data(done: PointFit | RunFit) -> dict[str, Any]:
     }
     if isinstance(done, RunFit):
         ratios = {"measured": hit_ratio(done.measured), "simulated": hit_ratio(done.predicted)}
-        return {**data, "hit_ratio": ratios}
+        return {**data, "hit_ratio": ratios, "reasons": done.reasons}
     rejected = [{"line": line, "reason": reason} for line, reason in done.rejected.items()]
     return {**data, "rejected": rejected, "doubtful": list(done.doubts)}
 
@@ -106,7 +109,10 @@ def _of_requests(done: RunFit) -> tuple[list[Table], str]:
     measured = "not in the file" if ratio is None else f"{ratio:.1%}"
     summary = f"Prompt tokens cached: measured {measured}, simulated {model:.1%}."
     if failed := sum(not request.finished for request in done.measured):
-        summary += f" {failed} failed requests were played and are not compared."
+        summary += (
+            f" {failed:,} requests that failed, or hit other blocks, were played and are not "
+            "compared."
+        )
     return tables, summary
 
 
