@@ -3,6 +3,7 @@
 None of its paths can be reached through the public port.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -27,7 +28,8 @@ from forebay.proxy.services import Services
 from forebay.traces.ground.command_line.messages import shortlist
 
 ALLOW = {  # the methods of each path
-    **dict.fromkeys(("/", "/metrics", "/status", "/history", "/requests", "/backends"), "GET"),
+    **dict.fromkeys(("/", "/metrics", "/status", "/history", "/requests"), "GET"),
+    **dict.fromkeys(("/backends", "/capture"), "GET"),
     **dict.fromkeys(("/healthz", "/readyz"), "GET, HEAD"),
     **dict.fromkeys(("/preview", "/drain", "/reload"), "POST"),
 }
@@ -38,6 +40,7 @@ PARAMETERS = {  # of each path that takes any
     "/preview": ("tenant",),
 }
 SAME_ID = 20  # bound of the named requests that share an id
+MOST_DIGITS = 15  # of an offset
 MOST_SHOWN = 128  # characters of an unknown id in the error message
 
 
@@ -89,6 +92,8 @@ class Admin:
             case "GET", "/backends":
                 facts = await backend_facts(self._services.backends)
                 return web.Response(body=orjson.dumps(facts), content_type="application/json")
+            case "GET", "/capture":
+                return await self._capture(request)
             case "POST", "/preview":
                 return await self._preview(request)
             case "POST", path if (named := named_backend(path)) is not None:
@@ -144,6 +149,16 @@ class Admin:
         same_id = [receipt.id for receipt in matches[1 : SAME_ID + 1]]
         body = orjson.dumps(receipt_fields(matches[0], now, receipts.keep, same_id))
         return web.Response(body=body, content_type="application/json")
+
+    async def _capture(self, request: web.BaseRequest) -> web.Response:
+        """Answer with a part of the captured traffic, from the byte of `offset` on."""
+        capture, text = self._services.capture, query_of(request).get("offset", ["0"])[0]
+        if capture is None or not text.isdecimal() or len(text) > MOST_DIGITS:
+            what = "no capture.path is set" if capture is None else "offset: give bytes"
+            body = error_body(f"{what}.", CLIENT, BAD_QUERY)
+            return web.Response(status=400, body=body, content_type="application/json")
+        part = await asyncio.to_thread(capture.part, int(text))
+        return web.Response(body=part, content_type="application/x-ndjson")
 
     def _list(self, request: web.BaseRequest) -> web.Response:
         """Answer with the slowest or the rejected requests that ended recently."""

@@ -8,6 +8,7 @@ from typing import Any
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.app import App
 from forebay.proxy.backends.pool import Backends
+from forebay.proxy.config.schema import Config
 from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -31,6 +32,7 @@ def status_fields(
     return {
         "ready": app.ready,
         "mode": reloader.config.mode,
+        "routing": _routing(reloader.config),
         "draining": app.draining or app.leaving,
         "versions": VERSIONS,
         "config": {
@@ -55,6 +57,11 @@ def status_fields(
             for backend in shaper.backends.values()
         ],
     }
+
+
+def _routing(config: Config) -> str:
+    """Return the rule by which a server is picked in this mode."""
+    return config.observe.routing if config.mode == "observe" else config.routing
 
 
 def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:

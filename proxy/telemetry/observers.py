@@ -60,7 +60,7 @@ class Telemetry:
         self._access.finished(record, status, now)
         self._rejections.finished(record, now)
         if self._capture is not None:
-            self._capture.finished(record)
+            self._capture.finished(record, status, now)
         if self._ledger is not None:
             self._ledger.finished(record, status, now)
         if record.span is not None:

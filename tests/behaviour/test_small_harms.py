@@ -123,9 +123,9 @@ def test_rows_behind_a_long_stream_wait_within_bytes() -> None:
     stream, *others = [record(number, 4_096) for number in range(100)]
     for each in (stream, *others):
         rows.started(each)
-    due = [len(rows.finished(each)) for each in others]
+    due = [len(rows.finished(each, 200, 900.0)) for each in others]
     assert due == [*[0] * 10, 12, *[1] * 88]  # with the eleventh, all are let go
-    assert rows.finished(stream) == []
+    assert rows.finished(stream, 200, 900.0) == []
     assert rows.rest() == []
 
 
@@ -137,7 +137,7 @@ def test_rows_for_a_slow_disk_wait_within_bytes(tmp_path: Path) -> None:
         waiting = [record(number, 4_096) for number in range(50)]
         for each in waiting:
             capture.started(each)
-            capture.finished(each)
+            capture.finished(each, 200, 900.0)
         assert capture.dropped >= 46
         assert [event[0] for event in said.events] == [LogEvent.CAPTURE_DROPS]
 

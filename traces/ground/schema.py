@@ -45,6 +45,8 @@ class TraceRequest:
         parameters: other fields of the request body: `stop`, `temperature`, `response_format`, ...
         deadline_s: seconds after arrival when the client gave up, or would have.
         status: HTTP status of the original answer, or None if it is not known.
+        observed: the times of the original answer in seconds after arrival, as far as they are
+            known: `sent_s` to a server, `ttft_s`, `e2e_s`, with `backend` and `cached_tokens`.
     """
 
     id: str
@@ -68,3 +70,4 @@ class TraceRequest:
     parameters: dict[str, Any] | None = None
     deadline_s: float | None = None
     status: int | None = None
+    observed: dict[str, Any] | None = None

@@ -23,6 +23,7 @@
 | `parameters` | object | optional; other fields of the request body, such as `stop` |
 | `deadline_s` | number | optional; seconds after arrival when the client gave up |
 | `status` | integer | optional; HTTP status of the original answer, 100 to 599 |
+| `observed` | object | optional; times of the original answer, as a capture has them |
 
 Keys are written in this order. Null and empty values are left out. An unknown key is an error, so
 that a misspelt key is not silently lost. Equal requests give equal bytes.
@@ -121,8 +122,12 @@ def _later_values(row: dict[str, Any]) -> dict[str, Any]:
             values[key] = seconds(row, key)
     if type(values.get("stream", True)) is not bool:
         raise RowError(f"stream: {shown(row['stream'])} is not true or false")
-    if type(values.get("parameters", {})) is not dict:
-        raise RowError(f"parameters: {shown(row['parameters'])} is not an object")
+    for key in ("parameters", "observed"):
+        if type(values.get(key, {})) is not dict:
+            raise RowError(f"{key}: {shown(row[key])} is not an object")
+    for key in values.get("observed", ()):
+        if key.endswith("_s"):
+            seconds(row["observed"], key)
     if "status" in values and whole_number(row, "status", least=100) > 599:
         raise RowError(f"status: {row['status']} is not an HTTP status (100 to 599)")
     return values

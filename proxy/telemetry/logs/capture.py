@@ -4,7 +4,7 @@ Each shaped request is a row, even if rejected, in order of arrival. The first a
 prompt becomes its length and the hashes of its blocks, keyed by a secret salt. So the file shows
 that two prompts begin alike, but no prompt can be guessed from it. Tenants are keyed hashes too.
 Lengths are the engine's counts where the response reported them. Otherwise the prompt's length is
-estimated, and the output's is the requested limit.
+estimated, and the output's is the requested limit. A row has the times of the answer, too.
 
 All blocks of text in a file stand for the same number of tokens, by `tokens.bytes_per_token`. The
 end of a prompt that does not fill a block is new in every row.
@@ -40,6 +40,7 @@ MOST_QUEUED: Final = 2 * MOST_PENDING  # rows that wait for the disk: two such b
 ROW_BYTES: Final = 1_000
 BLOCK_BYTES: Final = 44  # an integer of 64 bits, and its place in a tuple
 MOST_FILES: Final = 10_000
+PART_BYTES: Final = 8 << 20
 CLOSE_S: Final = 5.0
 
 
@@ -56,6 +57,8 @@ class Due(NamedTuple):
     tenant: str
     prompt_tokens: int
     output_tokens: int
+    status: int
+    observed: dict[str, float | str]
 
 
 class Rows:
@@ -75,7 +78,7 @@ class Rows:
         self._first_at = inf
         # In order of arrival. In a plain dict, finding the first key is linear in the deletions.
         self._pending: OrderedDict[int, RequestRecord] = OrderedDict()
-        self._ended: set[int] = set()
+        self._ended: dict[int, tuple[int, float]] = {}  # status, and when
         self._most_bytes = most_bytes
         self._ended_bytes = 0
         self._due = 0
@@ -84,10 +87,10 @@ class Rows:
         """A request has arrived. Call `finished` when it ends."""
         self._pending[id(record)] = record
 
-    def finished(self, record: RequestRecord) -> list[Due]:
-        """A request has ended. Returns the rows that can be written now."""
+    def finished(self, record: RequestRecord, status: int, now: float) -> list[Due]:
+        """A request has ended with `status`. Returns the rows that can be written now."""
         if id(record) in self._pending:
-            self._ended.add(id(record))
+            self._ended[id(record)] = status, now
             self._ended_bytes += memory_of(record.request)
         return self._ready(MOST_PENDING)
 
@@ -101,13 +104,13 @@ class Rows:
             # Rows leave in order of arrival, so a running request holds back the requests after it,
             # until there are too many.
             first = next(iter(self._pending))
-            ended = first in self._ended
+            ended = self._ended.get(first)
             many = len(self._pending) > most_pending or self._ended_bytes > self._most_bytes
-            if not (ended or many):
+            if ended is None and not many:
                 break
             record = self._pending.pop(first)
-            if ended:
-                self._ended.discard(first)
+            if ended is not None:
+                del self._ended[first]
                 self._ended_bytes -= memory_of(record.request)
             if record.request is None:
                 continue  # its body could not be parsed
@@ -122,6 +125,8 @@ class Rows:
                     record.tenant,
                     record.prompt_tokens,
                     record.output_tokens,
+                    ended[0] if ended is not None else 0,
+                    observed(record, ended[1] if ended is not None else None),
                 )
             )
         return due
@@ -147,10 +152,28 @@ class Rows:
             block_tokens=block_tokens,
             tenant=tenant,
             service_class=None if request.service_class == "standard" else request.service_class,
+            status=due.status or None,
+            observed=due.observed or None,
         )
 
     def _hash(self, data: bytes) -> int:
         return int.from_bytes(blake2b(data, key=self._key, digest_size=8).digest(), "little")
+
+
+def observed(record: RequestRecord, ended_at: float | None) -> dict[str, float | str]:
+    """Return what is known of the answer, times in seconds after arrival.
+
+    Args:
+        ended_at: None for a request that has not ended.
+    """
+    times = {"sent_s": record.sent_at, "ttft_s": record.first_token_at, "e2e_s": ended_at}
+    known: dict[str, float | str] = {
+        name: round(at - record.arrived_at, 6) for name, at in times.items() if at is not None
+    }
+    if record.backend:
+        known["backend"] = record.backend
+        known["cached_tokens"] = record.cached_tokens
+    return known
 
 
 def memory_of(request: Request | None) -> int:
@@ -192,9 +215,15 @@ class Capture:
         if not self.stopped:
             self._rows.started(record)
 
-    def finished(self, record: RequestRecord) -> None:
-        for due in self._rows.finished(record):
+    def finished(self, record: RequestRecord, status: int, now: float) -> None:
+        for due in self._rows.finished(record, status, now):
             self._put(due)
+
+    def part(self, offset: int) -> bytes:
+        """Return the bytes of the file from `offset` on, at most PART_BYTES. Blocks on the disk."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return file.read(PART_BYTES)
 
     def close(self) -> None:
         """Write the remaining rows, within a time limit."""

@@ -23,6 +23,7 @@ from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import parse_row, read_trace
 
 SECRET = "a secret of the tests"
+LATER = 1e6  # after all requests
 BUCKETS = [{"name": "all", "up_to": 9000, "max_queue": 0}]
 
 
@@ -47,7 +48,7 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
         made[n].request = None
     got: list[TraceRequest] = []
     for n in ends[:until]:
-        new = to_rows.finished(made[n])
+        new = to_rows.finished(made[n], 200, LATER)
         assert new == [] or n == min(set(range(8)) - set(ends[: ends.index(n)]))
         got += map(to_rows.row, new)
     got += map(to_rows.row, to_rows.rest())
@@ -56,13 +57,19 @@ def test_rows_come_in_order_of_arrival_however_requests_end(
     assert to_rows.rest() == []
 
 
-def test_a_row_has_counts_blocks_tenant_and_class() -> None:
+def test_a_row_has_counts_blocks_tenant_class_and_times() -> None:
     def row(salt: str = SECRET, **fields: Any) -> TraceRequest:
         to_rows, one = rows(salt), record(3, **fields)
         to_rows.started(one)
-        [due] = to_rows.finished(one)
+        [due] = to_rows.finished(one, 200, LATER)
         return to_rows.row(due)
 
+    answered = row(sent_at=103.5, first_token_at=104.0, backend="gpu0", cached_tokens=128)
+    assert (answered.status, answered.observed) == (
+        200,
+        {"sent_s": 0.5, "ttft_s": 1.0, "e2e_s": LATER - 103.0, "backend": "gpu0",
+         "cached_tokens": 128},
+    )  # fmt: skip
     estimated = row()
     assert (estimated.arrival_s, estimated.input_tokens, estimated.output_tokens) == (0.0, 600, 30)
     assert estimated.blocks is not None
@@ -114,6 +121,13 @@ async def test_traffic_through_the_proxy_replays(
                 said = (await answer.json())["capture"]
             assert (said["dropped"], said["stopped"]) == (0, None)
     first, second, left, refused = captured(path)
+    assert (first.status, left.status, refused.status) == (200, 499, 429)
+    for row in (first, second):
+        assert row.observed is not None
+        assert row.observed["backend"] == "b0"
+        assert 0.0 <= row.observed["sent_s"] <= row.observed["ttft_s"] <= row.observed["e2e_s"]
+    assert refused.observed is not None
+    assert refused.observed.keys() == {"e2e_s"}
     assert second.arrival_s - first.arrival_s >= 1
     assert first.blocks is not None
     assert second.blocks is not None
@@ -140,7 +154,7 @@ def test_no_start_loses_what_another_took(tmp_path: Path) -> None:
             assert capture is not None
             one = record(1)
             capture.started(one)
-            capture.finished(one)
+            capture.finished(one, 200, LATER)
             return capture.path
 
     environ = {SALT: SECRET}
@@ -190,7 +204,7 @@ def test_rows_behind_a_long_request_are_hashed_off_the_loop_and_none_is_left_out
 
     def ended(*records: RequestRecord) -> None:
         for one in records:
-            capture.finished(one)
+            capture.finished(one, 200, LATER)
 
     first, second, *others = [record(number) for number in range(MOST_PENDING + 2)]
     for one in (first, second, *others):
@@ -235,7 +249,7 @@ async def test_a_capture_that_cannot_go_on_says_so_and_the_proxy_does(
     for number in range(3):
         one = record(number)
         capture.started(one)
-        capture.finished(one)
+        capture.finished(one, 200, LATER)
     capture.close()
     capture = capture
     assert (capture.written, capture.written + capture.dropped) == (written, 3)
@@ -262,7 +276,7 @@ def test_the_thread_of_a_capture_does_not_die_unheard(
     capture = Capture(rows(), Path("x.jsonl"), file, 1e9, said)
     one = record(1, output_tokens=output_tokens)
     capture.started(one)
-    capture.finished(one)
+    capture.finished(one, 200, LATER)
     capture.close()
     [line] = said
     assert line.startswith("capture: x.jsonl stopped: ")
