@@ -8,9 +8,9 @@ The rooms, each of which may import the rooms above it and all other packages:
 - `kv`: KV-cache arithmetic, the command `forebay kv`.
 - `runs`: run folders and results of other tools; the command `forebay runs`.
 - `experiments`: the measurement studies of `forebay experiment`.
-- `compare`, `search`, `sizing` and `tune`: two runs, the highest load, the number of GPUs, vLLM's
-  flags.
+- `compare`, `search` and `sizing`: two runs, the highest load, the number of GPUs.
 - `report`: the HTML page of runs.
 - `simulation`: what load tests ask of the simulator.
+- `tune`: what would have been with other routers, flags and GPUs.
 - `demo`: the whole toolkit on one machine.
 """

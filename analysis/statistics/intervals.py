@@ -89,6 +89,19 @@ def ratio_interval(
     return ConfidenceInterval(ratio * math.exp(-low), ratio * math.exp(high))
 
 
+def difference_interval(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> tuple[float, float]:
+    """95 % interval of the share of `a` less that of `b`, of the same requests in order (paired).
+
+    (-1, 1) for fewer than `FEWEST_SAMPLES` requests.
+    """
+    if len(a) < FEWEST_SAMPLES:
+        return -1.0, 1.0
+    differences = _batches(a) - _batches(b)
+    half = T_95 * float(differences.std(ddof=1)) / math.sqrt(BATCHES)
+    middle = float(a.mean()) - float(b.mean())
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
 def _scale_limits(a: Floats, b: Floats, of_a: float, of_b: float) -> tuple[float, float]:
     """Return the distances in logs down and up from the ratio of the percentiles to its limits.
 

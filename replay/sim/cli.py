@@ -147,7 +147,7 @@ class SimulateArguments(PacedTrafficOptions):
         from forebay.replay.sim.scenario import Scenario, flags_of, parse_pools, split_gpus
 
         first, mix = split_gpus(self.gpu)
-        proxy = _proxy_config(self.config)
+        proxy = proxy_config(self.config)
         policy = self.policy
         if self.config is not None and policy == DEFAULT_POLICY and not sweeps_policy:
             policy = proxy.routing
@@ -268,7 +268,8 @@ def _explain(case: "SweepCase", request_id: str, *, as_json: bool) -> None:
     show_receipt(receipt_fields(receipt, receipt.ended_at, receipts.keep), as_json=as_json)
 
 
-def _proxy_config(path: Path | None) -> "Config":
+def proxy_config(path: Path | None) -> "Config":
+    """Read the proxy's YAML, or return the defaults (InputError: a bad file)."""
     from forebay.proxy.config.schema import Config
 
     if path is None:

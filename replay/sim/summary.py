@@ -7,7 +7,7 @@ largest of a request (stall) and the mean (TPOT) are known, so `itl_ms` and `icl
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,29 @@ METRICS = {
     "e2e_service_ms": "e2e",
     "stall_ms": "stall",
 }
+
+
+def met(
+    slos: Sequence[Slo],
+    bucket: NDArray[np.object_],
+    metrics: Mapping[str, Floats],
+    done: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Return an array: True for each request that is done and met every target that applies to it.
+
+    Args:
+        bucket: the bucket of each request.
+        metrics: seconds of each request by metric, NaN where undefined.
+    """
+    good = done.copy()
+    for slo in slos:
+        values = metrics[slo.metric]
+        applies = bucket == slo.bucket if slo.bucket else np.ones(len(good), bool)
+        missed = values > slo.limit_s
+        if slo.metric in ("ttft", "e2e"):
+            missed |= np.isnan(values)
+        good &= ~(applies & missed)
+    return good
 
 
 class Table:
@@ -89,15 +112,7 @@ class Table:
 
     def good(self, slos: Sequence[Slo]) -> NDArray[np.bool_]:
         """Return an array: True for each request that met every target that applies to it."""
-        good = self.done.copy()
-        for slo in slos:
-            values = self.metrics[slo.metric]
-            applies = self.bucket == slo.bucket if slo.bucket else np.ones(len(good), bool)
-            missed = values > slo.limit_s
-            if slo.metric in ("ttft", "e2e"):
-                missed |= np.isnan(values)
-            good &= ~(applies & missed)
-        return good
+        return met(slos, self.bucket, self.metrics, self.done)
 
     def first_token_limit_s(self, slos: Sequence[Slo]) -> Floats:
         """Return for each request the time that its targets allow to the first token, or inf."""

@@ -1,0 +1,151 @@
+"""Choose the set-up that would have been better, and say it in one sentence. Pure.
+
+A set-up may win if it needs no more GPUs and is better in a figure that counts: requests in time,
+the tails of first tokens, the pauses. It may not be worse in requests in time. If it is worse in
+another figure, or has fewer servers, it must bring more requests in time, and the sentence names
+what is worse. Of the winners those are left whose requests in time are level with the most, then
+those with the shortest times, then the least change wins. As every set-up that is played takes
+part, the result is never below one of them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.analysis.statistics.units import duration, listed
+from forebay.analysis.tune.figures import (
+    BETTER,
+    IN_TIME,
+    PAUSE,
+    WORSE,
+    OtherwiseRow,
+    Repeat,
+)
+
+COUNTING = (IN_TIME, PAUSE, "ttft_p95", "ttft_p99")
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        sentence: what would have been better, or that nothing would, or why there is no advice.
+        best: the set-up, None if the present one should stay or there is no advice.
+        more: further sentences: what is as good, what a GPU fewer would have cost.
+    """
+
+    sentence: str
+    best: OtherwiseRow | None = None
+    more: tuple[str, ...] = ()
+
+
+def judge(rows: Sequence[OtherwiseRow], twin: Repeat) -> Verdict:
+    """Choose among `rows`, of which the first is the present set-up."""
+    if twin.why_not:
+        return Verdict(f"No advice: the twin does not repeat what happened. {twin.why_not}")
+    present, *others = rows
+    able = [row for row in others if _may_win(row, present)]
+    if not able:
+        sentence = (
+            "Keep what you have: no other set-up on these GPUs is better by more than "
+            f"{'the twin is off' if twin.lines else 'the twin may be off'} ({twin.error:.0%})."
+        )
+        return Verdict(sentence, None, tuple(_sizes(rows)))
+    best = _least_change(able, present, twin)
+    return Verdict(_sentence(best, present), best, tuple([*_level(able, best), *_sizes(rows)]))
+
+
+def _may_win(row: OtherwiseRow, present: OtherwiseRow) -> bool:
+    better, worse = row.those(BETTER), row.those(WORSE)
+    counts = [name for name in better if name.rpartition(".")[2] in COUNTING]
+    if row.set_up.gpus > present.set_up.gpus or not counts or IN_TIME in worse:
+        return False
+    fewer = row.set_up.scenario.gpus < present.set_up.scenario.gpus
+    return IN_TIME in better or not (worse or fewer)
+
+
+def _least_change(
+    able: Sequence[OtherwiseRow], present: OtherwiseRow, twin: Repeat
+) -> OtherwiseRow:
+    """Return the least change among the set-ups that are as good as the best."""
+    most = max(_value(row, IN_TIME) for row in able)
+    level = [row for row in able if _value(row, IN_TIME) >= most - twin.points]
+    strain = {row.set_up.name: _strain(row, present) for row in level}
+    least = min(strain.values())
+    level = [row for row in level if strain[row.set_up.name] <= least + math.log(1 + twin.error)]
+    return min(level, key=lambda row: (row.set_up.change, strain[row.set_up.name]))
+
+
+def _strain(row: OtherwiseRow, present: OtherwiseRow) -> float:
+    """Return the mean logarithm of the tails as factors of the present ones."""
+    logs = [
+        math.log(figure.value / before)
+        for name, figure in row.figures.items()
+        if name != IN_TIME and name.rpartition(".")[2] in COUNTING and figure.value
+        if (before := present.figures[name].value)
+    ]
+    return sum(logs) / len(logs) if logs else 0.0
+
+
+def _value(row: OtherwiseRow, name: str) -> float:
+    return row.figures[name].value or 0.0
+
+
+def _sentence(best: OtherwiseRow, present: OtherwiseRow) -> str:
+    """Say what the set-up would have brought, and what would have been worse."""
+    name = best.set_up.called
+    words = f"{name[0].upper()}{name[1:]} would have been better: "
+    words += listed([_change(best, present, key) for key in _named(best.those(BETTER))])
+    if worse := _named(best.those(WORSE)):
+        words += f"; worse: {listed([_change(best, present, key) for key in worse])}"
+    return f"{words}."
+
+
+def _named(names: Sequence[str]) -> list[str]:
+    """Return the figures to name: those that count first, and of each bucket one."""
+    ordered = sorted(names, key=lambda name: _rank(name))
+    chosen = {name.partition(".ttft")[0]: name for name in reversed(ordered)}
+    return [name for name in ordered if name in chosen.values()][:MOST_NAMED]
+
+
+def _rank(name: str) -> int:
+    order = (IN_TIME, "ttft_p99", "ttft_p95", PAUSE, "ttft_p50")
+    return order.index(name.rpartition(".")[2])
+
+
+def _change(row: OtherwiseRow, present: OtherwiseRow, name: str) -> str:
+    before, now = (_value(each, name) for each in (present, row))
+    if name == IN_TIME:
+        return f"{now:.1%} of the requests in time instead of {before:.1%}"
+    bucket, _, percentile = name.partition(".ttft_")
+    what = f"{bucket} first tokens' {percentile}" if percentile else "the pauses' p99"
+    return f"{what} {duration(now)} instead of {duration(before)}"
+
+
+def _level(able: Sequence[OtherwiseRow], best: OtherwiseRow) -> list[str]:
+    """Name the set-ups that change less and gain less, so that the reader may stop there."""
+    less = [row for row in able if row.set_up.change < best.set_up.change]
+    if not less:
+        return []
+    good = max(less, key=lambda row: _value(row, IN_TIME))
+    in_time = _value(good, IN_TIME)
+    return [f"The smaller change, {good.set_up.called}, would have had {in_time:.1%} in time."]
+
+
+def _sizes(rows: Sequence[OtherwiseRow]) -> list[str]:
+    """Say what fewer and more GPUs would have brought."""
+    present, *others = rows
+    words = []
+    for row in others:
+        if row.set_up.gpus == present.set_up.gpus:
+            continue
+        better, worse = row.those(BETTER), row.those(WORSE)
+        said = f"{row.set_up.called} would have had {_value(row, IN_TIME):.1%} in time"
+        if row.set_up.gpus < present.set_up.gpus and worse:
+            said += f"; worse: {listed([_change(row, present, k) for k in _named(worse)])}"
+        elif not better and not worse and row.refused <= present.refused:
+            said += ", and would have been level in all else"
+        words.append(f"{said}.")
+    return words
