@@ -4,10 +4,10 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,9 +28,6 @@ from forebay.traces.ground.command_line.options import (
 from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from forebay.analysis.tune.plays import Play
     from forebay.analysis.tune.traffic import Traffic
     from forebay.replay.sim.scenario import Scenario
 
@@ -99,7 +96,8 @@ class TuneArguments:
 @takes_options
 def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     from forebay.analysis.tune.calibrate import calibrated
-    from forebay.analysis.tune.otherwise import otherwise
+    from forebay.analysis.tune.otherwise import Players, otherwise
+    from forebay.analysis.tune.plays import Player, play_here, start_player
     from forebay.analysis.tune.show import as_json, print_answer
     from forebay.analysis.tune.traffic import fitted, observed_of, read_traffic
     from forebay.replay.parts.pool import process_pool
@@ -121,14 +119,10 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
         better = calibrated(base, rows)
     # The set-ups are played in processes.
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
-    with process_pool(jobs) if jobs > 1 else nullcontext() as pool:
-
-        def run(scenarios: "Sequence[Scenario]") -> "Iterable[Play]":
-            from forebay.analysis.tune.plays import play
-
-            mapped: Any = pool.map if pool is not None else map
-            return mapped(play, scenarios, repeat(rows), repeat(slos))  # type: ignore[no-any-return]
-
+    pooled = process_pool(jobs, partial(start_player, rows, slos)) if jobs > 1 else nullcontext()
+    with pooled as pool:
+        in_turn: Players = partial(map, Player(rows, slos).play)
+        run = in_turn if pool is None else partial(pool.map, play_here)
         answer = otherwise(
             base, rows, slos, run,
             observed=observed, fitted=better, price_per_gpu_hour=arguments.price_per_gpu_hour,

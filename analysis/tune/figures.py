@@ -189,9 +189,12 @@ def _off(lines: Sequence[RepeatLine], in_time: tuple[float, float]) -> str:
     if slower:
         return (
             f"{what} The servers were slower than the twin: they did work that is not in this "
-            "traffic, or their flags, model or GPU are not those given."
+            "traffic, or their flags, router, model or GPU are not those given."
         )
-    return f"{what} The servers were faster than the twin: give their flags, model and GPU."
+    return (
+        f"{what} The servers were faster than the twin: give their flags, router (--policy), model "
+        "and GPU."
+    )
 
 
 def _when_off(observed: Observed, play: Play, both: Flags) -> str:

@@ -22,7 +22,7 @@ from forebay.analysis.tune.figures import (
 )
 from forebay.analysis.tune.otherwise import Answer
 from forebay.analysis.tune.setups import to_type
-from forebay.analysis.tune.show import table_name, twin_lines
+from forebay.analysis.tune.show import off_by, table_name, twin_lines
 
 ROW, HEAD, FOOT = 22.0, 34.0, 28.0
 NAMES, GAP, RIGHT = 170.0, 18.0, 12.0
@@ -56,7 +56,7 @@ def page(answer: Answer, source: str, remarks: Sequence[str], *, priced: bool) -
         twin=[line for line in twin_lines(answer.twin, fitted=answer.fitted) if line[0] != " "],
         checks=[
             (f"{line.bucket} {line.name}", duration(line.observed_s), duration(line.predicted_s),
-             f"{line.error:.0%}")
+             off_by(line.error))
             for line in answer.twin.lines
         ],
         ways=_ways(answer) if played else [],

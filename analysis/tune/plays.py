@@ -42,36 +42,56 @@ class Play:
     peak: int
 
 
-def play(scenario: Scenario, rows: Sequence[TraceRequest], slos: Sequence[Slo]) -> Play:
-    """Play `rows`, in order of arrival, at their times (InputError: a row fits no engine)."""
-    with no_collections():
-        simulated = simulate(rows, scenario)
-        table = Table(simulated)
-    ranks = scenario.engine.tensor_parallel_size
-    _, _, output_tokens = table.completed_work()
-    return Play(
-        {name: table.metrics[name] for name in METRICS},
-        table.done,
-        table.good(slos),
-        sum(outcome.reject is not None for outcome in simulated.outcomes),
-        sum(simulated.busy) * table.last_s * ranks,
-        scenario.gpus * table.last_s * ranks,
-        int(output_tokens),
-        _peak(simulated.outcomes),
-    )
+class Player:
+    """Plays the same requests through any set-up."""
+
+    def __init__(self, rows: Sequence[TraceRequest], slos: Sequence[Slo]) -> None:
+        self._rows, self._slos = rows, slos
+
+    def play(self, scenario: Scenario) -> Play:
+        """Play the rows, in order of arrival, at their times (InputError: a row fits no engine)."""
+        with no_collections():
+            simulated = simulate(self._rows, scenario)
+            table = Table(simulated)
+        ranks = scenario.engine.tensor_parallel_size
+        _, _, output_tokens = table.completed_work()
+        return Play(
+            {name: table.metrics[name] for name in METRICS},
+            table.done,
+            table.good(self._slos),
+            sum(outcome.reject is not None for outcome in simulated.outcomes),
+            sum(simulated.busy) * table.last_s * ranks,
+            scenario.gpus * table.last_s * ranks,
+            int(output_tokens),
+            _peak(simulated.outcomes),
+        )
+
+
+_of_process: list[Player] = []
+"""The player of a process of the pool, which gets the rows once: they take as long as a play."""
+
+
+def start_player(rows: Sequence[TraceRequest], slos: Sequence[Slo]) -> None:
+    """Begin a process of the pool."""
+    _of_process[:] = [Player(rows, slos)]
+
+
+def play_here(scenario: Scenario) -> Play:
+    """Play a set-up in a process of the pool."""
+    return _of_process[0].play(scenario)
 
 
 def _peak(outcomes: Sequence[SimOutcome]) -> int:
     """Return the most requests that were in flight on one server."""
-    times: dict[str, list[tuple[float, int]]] = {}
-    for outcome in outcomes:
-        if outcome.backend is not None and outcome.sent_s is not None:
-            events = times.setdefault(outcome.backend, [])
-            events.append((outcome.sent_s, 1))
-            if (finished_s := outcome.finished_s) is not None:
-                events.append((finished_s, -1))
+    sent = [o for o in outcomes if o.sent_s is not None and o.finished_s is not None]
+    servers = np.array([outcome.backend for outcome in sent], dtype=object)
+    starts_s, ends_s = (
+        np.array([getattr(outcome, name) for outcome in sent], dtype=float)
+        for name in ("sent_s", "finished_s")
+    )
     most = 0
-    for events in times.values():
-        changes = np.array([change for _, change in sorted(events)])
-        most = max(most, int(np.cumsum(changes).max()))
+    for server in dict.fromkeys(servers):
+        begun, ended = (np.sort(times[servers == server]) for times in (starts_s, ends_s))
+        in_flight = np.arange(1, len(begun) + 1) - np.searchsorted(ended, begun, side="right")
+        most = max(most, int(in_flight.max()))
     return most

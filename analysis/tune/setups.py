@@ -82,53 +82,56 @@ Proposal = tuple[str, Callable[[], Scenario], int, str]
 
 def _proposed(base: Scenario, peak: int) -> Iterator[Proposal]:
     """Yield the name, the scenario, the change and the loss of each set-up."""
-
-    def changed(outer: dict[str, Any], engine: dict[str, Any]) -> Callable[[], Scenario]:
-        return lambda: replace(base, engine=replace(base.engine, **engine), **outer)
-
-    proxy = {"policy": base.policy if is_forebay(base) else ROUTING}
+    flag, seqs = _threshold(base.engine), _seqs(base.engine, peak)
     flags: dict[str, tuple[dict[str, Any], int]] = {
-        f"flag {_threshold(base.engine)}": (
-            {"long_prefill_token_threshold": _threshold(base.engine)},
-            FLAG,
-        ),
+        f"flag {flag}": ({"long_prefill_token_threshold": flag}, FLAG),
         "scheduler class": ({"scheduler_cls": FOREBAY_CLASS}, SCHEDULER),
     }
-    if not is_forebay(base):  # a flag may do what a proxy does
-        for name, (values, change) in flags.items():
-            yield f"{AS_IT_IS}, {name}", changed({}, values), change, ""
+    # A flag may do what a proxy does, so the present router gets the flags, too.
+    for name, (values, change) in flags.items():
+        yield f"{AS_IT_IS}, {name}", _changed(base, {}, values), change, ""
+    flags[f"max-num-seqs {seqs}"] = ({"max_num_seqs": seqs}, SEQS)
+    there = is_forebay(base)
+    family, routed = (AS_IT_IS, 0) if there else (FOREBAY, ROUTER)
+    proxy = {} if there else {"policy": ROUTING}
+    with_proxy = [
+        (f"{family}, {name}", _changed(base, proxy, values), routed + change, "")
+        for name, (values, change) in flags.items()
+    ]
+    with_proxy += _other_sizes(base, family, proxy, routed + SERVERS)
+    if there:
+        yield from with_proxy
     for name, policy in ROUTERS.items():
         if base.gpus > 1 or policy in (QUEUES, DIRECT):
-            yield name, changed({"policy": policy}, {}), ROUTER, ""
-    flags[f"max-num-seqs {_seqs(base.engine, peak)}"] = (
-        {"max_num_seqs": _seqs(base.engine, peak)},
-        SEQS,
-    )
-    routed = 0 if is_forebay(base) else ROUTER
-    yield FOREBAY, changed(proxy, {}), routed, ""
-    for name, (values, change) in flags.items():
-        yield f"{FOREBAY}, {name}", changed(proxy, values), routed + change, ""
-    yield from _other_sizes(base, proxy, routed + SERVERS)
+            yield name, _changed(base, {"policy": policy}, {}), ROUTER, ""
+    if not there:
+        yield FOREBAY, _changed(base, proxy, {}), routed, ""
+        yield from with_proxy
 
 
-def _other_sizes(base: Scenario, proxy: dict[str, Any], change: int) -> Iterator[Proposal]:
+def _changed(
+    base: Scenario, outer: dict[str, Any], engine: dict[str, Any]
+) -> Callable[[], Scenario]:
+    return lambda: replace(base, engine=replace(base.engine, **engine), **outer)
+
+
+def _other_sizes(
+    base: Scenario, family: str, proxy: dict[str, Any], change: int
+) -> Iterator[Proposal]:
     """Yield the set-ups with another number of servers behind Forebay."""
     ranks = base.engine.tensor_parallel_size
     unit = "GPU" if ranks == 1 else "server"
 
     def sized(servers: int, ranks: int = ranks) -> Callable[[], Scenario]:
-        def make() -> Scenario:
-            engine = replace(base.engine, tensor_parallel_size=ranks)
-            return replace(base, engine=engine, gpus=servers, **proxy)
-
-        return make
+        return _changed(base, {**proxy, "gpus": servers}, {"tensor_parallel_size": ranks})
 
     if base.gpus > 1:
-        yield f"{FOREBAY}, one {unit} fewer", sized(base.gpus - 1), change, _spare(base.gpus - 1)
-    yield f"{FOREBAY}, one {unit} more", sized(base.gpus + 1), change, ""
+        fewer = base.gpus - 1
+        yield f"{family}, one {unit} fewer", sized(fewer), change, _spare(fewer)
+    yield f"{family}, one {unit} more", sized(base.gpus + 1), change, ""
     if base.gpus % 2 == 0:
         halved = base.gpus // 2
-        yield f"{FOREBAY}, TP {2 * ranks}", sized(halved, 2 * ranks), change, _spare(halved)
+        yield f"{family}, TP {2 * ranks}", sized(halved, 2 * ranks), change, _spare(halved)
 
 
 def _spare(servers: int) -> str:

@@ -99,8 +99,14 @@ def twin_lines(twin: Repeat, *, fitted: bool) -> Iterator[str]:
             for line in twin.lines
             if line.bucket == bucket
         ]
-        yield f"  {bucket}, first token in s (observed): {', '.join(pairs)}; off by {error:.0%}"
-    yield f"Differences below these errors are called {LEVEL}."
+        yield f"  {bucket}, first token in s (observed): {', '.join(pairs)}; off by {off_by(error)}"
+    if not twin.why_not:
+        yield f"Differences below these errors are called {LEVEL}."
+
+
+def off_by(error: float) -> str:
+    """Return an error in words: `12%`, or `a factor of 3.1`."""
+    return f"{error:.0%}" if error < 1 else f"a factor of {1 + error:.3g}"
 
 
 def print_answer(answer: Answer, remarks: Sequence[str], *, priced: bool) -> None:

@@ -144,7 +144,8 @@ def _sizes(rows: Sequence[OtherwiseRow]) -> list[str]:
         better, worse = row.those(BETTER), row.those(WORSE)
         said = f"{row.set_up.called} would have had {_value(row, IN_TIME):.1%} in time"
         if row.set_up.gpus < present.set_up.gpus and worse:
-            said += f"; worse: {listed([_change(row, present, k) for k in _named(worse)])}"
+            tails = [_change(row, present, name) for name in _named(worse) if name != IN_TIME]
+            said += f"; worse: {listed(tails)}" if tails else ""
         elif not better and not worse and row.refused <= present.refused:
             said += ", and would have been level in all else"
         words.append(f"{said}.")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from forebay.analysis.tune.figures import (
     RepeatLine,
 )
 from forebay.analysis.tune.otherwise import Answer, otherwise
-from forebay.analysis.tune.plays import play
+from forebay.analysis.tune.plays import Player
 from forebay.analysis.tune.setups import AS_IT_IS, SetUp, serve_words, set_ups
 from forebay.analysis.tune.show import short, table_lines
 from forebay.analysis.tune.traffic import fitted, observed_of, read_traffic
@@ -45,7 +46,7 @@ def asked(path: Path, base: Scenario) -> Answer:
     """Ask in this process, without a fit."""
     rows = fitted(read_traffic(str(path), inf, None, 10**6).rows, base.engine.context, "error")
     return otherwise(
-        base, rows, SLOS, lambda each: [play(s, rows, SLOS) for s in each],
+        base, rows, SLOS, partial(map, Player(rows, SLOS).play),
         observed=observed_of(rows),
     )  # fmt: skip
 
@@ -163,9 +164,9 @@ def test_a_proxy_in_place_is_no_change_and_a_reached_limit_is_doubled() -> None:
     found, _ = set_ups(base, 8)
     names = [set_up.name for set_up in found]
     assert "Forebay" not in names
-    assert "as it is, flag 2048" not in names
-    assert "Forebay, max-num-seqs 16" in names
-    [ranks] = [set_up for set_up in found if set_up.name == "Forebay, TP 2"]
+    assert names.index("as it is, TP 2") < names.index("nginx round robin")
+    assert "as it is, max-num-seqs 16" in names
+    [ranks] = [set_up for set_up in found if set_up.name == "as it is, TP 2"]
     assert ranks.lost == "When one server fails, 1 of 2 is lost."
 
 
