@@ -60,7 +60,7 @@ COMMANDS = {
         "forebay.analysis.kv.cli:app",
         "KV-cache arithmetic, and a check against a real vLLM",
     ),
-    "tune": ("forebay.analysis.tune.cli:app", "the vLLM flags that serve a trace best"),
+    "tune": ("forebay.analysis.tune.cli:app", "what other routers, flags and GPUs would bring"),
     "experiment": ("forebay.analysis.experiments.cli:app", "run measurement studies on a server"),
 }
 HEADINGS = {

@@ -90,7 +90,7 @@ def ratio_interval(
 
 
 def difference_interval(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> tuple[float, float]:
-    """95 % interval of the share of `a` less that of `b`, of the same requests in order (paired).
+    """95 % interval of the share of `a` less the share of `b`, both of the same requests in order.
 
     (-1, 1) for fewer than `FEWEST_SAMPLES` requests.
     """

@@ -1,4 +1,4 @@
-"""Fit the twin's step times to what was observed."""
+"""Fit the twin's step times to the observed times."""
 
 from collections.abc import Sequence
 from dataclasses import replace

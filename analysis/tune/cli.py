@@ -149,22 +149,24 @@ def _present(arguments: TuneArguments, flags: EngineFlags, traffic: "Traffic") -
     from forebay.replay.sim.cli import proxy_config
     from forebay.replay.sim.scenario import Scenario, flags_of
 
+    # The proxy that runs knows best.
     config, proxy = proxy_config(arguments.config), traffic.proxy
-    told = flags_of(config)
+    options = flags_of(config)
     routing = config.observe.routing if config.mode == "observe" else config.routing
     if proxy is not None:
         routing = proxy.routing
         if proxy.scheduler == "forebay":
-            told["scheduler_cls"] = FOREBAY_CLASS
+            options["scheduler_cls"] = FOREBAY_CLASS
         elif proxy.threshold:
-            told["long_prefill_token_threshold"] = proxy.threshold
+            options["long_prefill_token_threshold"] = proxy.threshold
     values = flags.values()
-    values |= {name: value for name, value in told.items() if not values[name]}
+    values |= {name: value for name, value in options.items() if not values[name]}
+    # Engines as these options say, and as many as answered.
     model = arguments.model or (proxy.model if proxy else "") or DEFAULT_MODEL
     engine = EngineConfig(model, arguments.gpu, calibration=arguments.calibration, **values)
     ranks = engine.tensor_parallel_size
-    known = proxy.servers if proxy is not None else traffic.servers()
-    servers, left = divmod(arguments.gpus or max(1, known) * ranks, ranks)
+    count = proxy.servers if proxy is not None else traffic.servers()
+    servers, left = divmod(arguments.gpus or max(1, count) * ranks, ranks)
     if left:
         raise InputError(
             f"--gpus {arguments.gpus}: not a multiple of --tensor-parallel-size "

@@ -25,9 +25,9 @@ from forebay.replay.sim.summary import met
 
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 FEWEST_BEYOND = 3
-"""A percentile is shown if so many samples exceed it. Whether it differs is for its interval."""
+"""Samples that must exceed a percentile that is shown. Its interval tells if it differs."""
 INSTANT_S = 0.02
-"""Is added to both times before they are compared: nobody sees the difference of 10 and 20 ms."""
+"""Is added to both times before they are compared: no user sees the difference of 10 and 20 ms."""
 LEAST_ERROR, LEAST_POINTS = 0.03, 0.002
 """No twin counts as better than this, as a factor of times and as a share of requests."""
 ASSUMED_ERROR, ASSUMED_POINTS = 0.15, 0.02
@@ -44,16 +44,16 @@ Names = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What happened to the requests, in the order of their arrival.
+    """The original outcomes of the requests, in order of arrival.
 
     Attributes:
         metrics: seconds by metric (ttft, e2e, tpot), from arrival, NaN where unknown.
-        known: the outcome is known: an answer to its end, or a rejection.
+        ended: the request was answered to its end, or rejected.
         done: the request was answered.
     """
 
     metrics: dict[str, Floats]
-    known: Flags
+    ended: Flags
     done: Flags
 
 
@@ -74,12 +74,12 @@ class RepeatLine:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """How well the twin repeats what happened.
+    """The error of the twin, where it repeats the original outcomes.
 
     Attributes:
         compared: number of requests whose outcome is known.
         in_time: share of these in time: observed, and by the twin.
-        errors: by bucket, the largest error of its percentiles.
+        errors: the largest error of the percentiles of each bucket.
         points: error of the share in time.
         why_not: why the twin gives no advice, as sentences; "" if it does.
     """
@@ -139,14 +139,15 @@ def repeat(observed: Observed, play: Play, bucket: Names, slos: Sequence[Slo]) -
     Args:
         bucket: the bucket of each request.
     """
-    known, both = observed.known, observed.done & play.done
-    compared = int(known.sum())
+    ended, both = observed.ended, observed.done & play.done
+    compared = int(ended.sum())
     if both.sum() < FEWEST_COMPARED:
         return Repeat(
             compared,
             why_not=f"The times of only {int(both.sum())} answers are known; "
             f"{FEWEST_COMPARED} are needed.",
         )
+    # First tokens by bucket, of requests that both answered.
     lines = tuple(
         RepeatLine(name, percentile, seen, said)
         for name in dict.fromkeys(bucket[both])
@@ -158,9 +159,10 @@ def repeat(observed: Observed, play: Play, bucket: Names, slos: Sequence[Slo]) -
         name: max([LEAST_ERROR, *(line.error for line in lines if line.bucket == name)])
         for name in dict.fromkeys(line.bucket for line in lines)
     }
+    # Requests in time, by the targets that can be observed.
     seen_slos = [slo for slo in slos if slo.metric in OBSERVABLE]
     shares = tuple(
-        float(met(seen_slos, bucket, of.metrics, of.done)[known].mean()) for of in (observed, play)
+        float(met(seen_slos, bucket, of.metrics, of.done)[ended].mean()) for of in (observed, play)
     )
     in_time = shares[0], shares[1]
     points = max(LEAST_POINTS, abs(in_time[1] - in_time[0]))
@@ -170,7 +172,7 @@ def repeat(observed: Observed, play: Play, bucket: Names, slos: Sequence[Slo]) -
 
 
 def _off(lines: Sequence[RepeatLine], in_time: tuple[float, float]) -> str:
-    """Say in which figure the twin is too far off, and what may be the reason; "" if in none."""
+    """Name the figure in which the twin is too far off, and a likely reason. "" for no figure."""
     far = [
         line for line in lines if line.error > (MOST_OFF_TAIL if line.name == "p99" else MOST_OFF)
     ]
@@ -198,7 +200,7 @@ def _off(lines: Sequence[RepeatLine], in_time: tuple[float, float]) -> str:
 
 
 def _when_off(observed: Observed, play: Play, both: Flags) -> str:
-    """Say where in the traffic the twin is off, if that is in a part of it; else ""."""
+    """Name the part of the traffic in which the twin is off. "" if it is off everywhere."""
     size = int(both.sum()) // PARTS
     seen, said = (of.metrics["ttft"][both][: size * PARTS] for of in (observed, play))
     logs = np.log((said + INSTANT_S) / (seen + INSTANT_S)).reshape(PARTS, size)

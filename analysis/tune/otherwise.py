@@ -20,10 +20,10 @@ Players = Callable[[Sequence[Scenario]], Iterable[Play]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What would have been.
+    """The answer of `forebay tune`.
 
     Attributes:
-        fitted: the twin's step times were fitted to what was observed.
+        fitted: the twin's step times were fitted to the observed times.
         rows: the present set-up first. Alone, if the twin gives no advice.
         impossible: set-ups that this model and GPU cannot have, with the reason.
         in_buckets: number of requests by bucket.
@@ -67,13 +67,14 @@ def otherwise(
     ]
     chosen = min(range(len(tried)), key=lambda n: (bool(twins[n].why_not), twins[n].error))
     base, present, twin = tried[chosen], plays[chosen], twins[chosen]
+    # A twin that repeats what happened plays the others.
     proposed: list[SetUp] = []
     impossible: dict[str, str] = {}
     if not twin.why_not:
         proposed, impossible = set_ups(base, present.peak)
     shown = [SetUp(AS_IT_IS, base), *proposed]
     played = [present, *run([set_up.scenario for set_up in proposed])] if proposed else [present]
-    made = rows_of(shown, played, bucket, twin, price_per_gpu_hour)
+    compared = rows_of(shown, played, bucket, twin, price_per_gpu_hour)
     return Answer(
         len(rows),
         rows[-1].arrival_s,
@@ -81,7 +82,7 @@ def otherwise(
         {name: int((bucket == name).sum()) for name in dict.fromkeys(bucket)},
         twin,
         fitted is not None and chosen == 1,
-        tuple(made),
+        tuple(compared),
         impossible,
-        judge(made, twin),
+        judge(compared, twin),
     )

@@ -117,6 +117,7 @@ def _cell(name: str, figure: Figure) -> tuple[str, str, str]:
 
 def picture(answer: Answer, *, priced: bool) -> str:
     """Draw a panel for each bucket's slowest percentile, requests in time and the cost."""
+    # A panel for each bucket, then one for requests in time and for the cost.
     rows = answer.rows
     panels: list[tuple[str, list[Figure], bool]] = []
     for name in list(answer.in_buckets)[:MOST_BUCKETS]:
@@ -129,6 +130,7 @@ def picture(answer: Answer, *, priced: bool) -> str:
     panels.append(("in time", [row.figures[IN_TIME] for row in rows], False))
     cost = "cost of 1M tokens" if priced else "GPU s for 1M tokens"
     panels.append((cost, [Figure(row.per_million) for row in rows], False))
+    # Names on the left, then the panels.
     height = HEAD + ROW * len(rows) + FOOT
     drawn = [
         svg.text(4, HEAD + ROW * n + 15, table_name(row.set_up.name).replace("  ", INDENT), "name",
@@ -155,6 +157,7 @@ def _panel(
         for value in (figure.value, figure.low, figure.high)
         if value is not None and math.isfinite(value)
     ]
+    # The scale.
     label: Label = svg.latency_label
     if log:
         low, high = svg.log_domain(values)
@@ -165,6 +168,7 @@ def _panel(
         label = _percent if title == "in time" else _whole
     x = svg.Scale(low, high, start, end, log=log)
     bottom = HEAD + ROW * len(figures)
+    # Title, the twin's own error, the grid, then the marks.
     drawn = [svg.text(start, 14, title, "name", "start")]
     present = figures[0]
     if present.low is not None and present.high is not None:  # the twin's own error

@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What one set-up made of the requests, in their order of arrival.
+    """The outcomes of the requests in a set-up, in order of arrival.
 
     Attributes:
         metrics: seconds of each request by metric (ttft, e2e, tpot, stall), NaN where undefined.

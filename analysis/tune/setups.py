@@ -1,4 +1,4 @@
-"""List the set-ups that are played beside the present one."""
+"""List the set-ups to compare with the present set-up."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -24,7 +24,7 @@ ROUTERS = {
 }
 """Other routers, and the names of their models in the simulator."""
 QUEUES = "leastconn_64"
-"""The only one of them that differs from the others in front of a single server."""
+"""Differs from the others in front of a single server, too."""
 THRESHOLD = 2048
 FLAG, SCHEDULER, SEQS, ROUTER, SERVERS = 1, 2, 3, 4, 8
 """How much a part of a set-up changes. The sum over its parts orders set-ups that are level."""
@@ -36,8 +36,8 @@ class SetUp:
     """One set-up.
 
     Attributes:
-        change: how much of the present set-up it changes, 0 for none.
-        lost: what it costs besides time, as a sentence; "" for nothing.
+        change: how much of the present set-up it changes, 0 for nothing.
+        lost: a sentence on the loss of a spare, or "".
     """
 
     name: str
@@ -47,8 +47,9 @@ class SetUp:
 
     @property
     def called(self) -> str:
-        """Return the name within a sentence: `Forebay with TP 2`."""
-        return self.name.replace(", ", " with ", 1)
+        """Return the name at the beginning of a sentence: `Forebay with TP 2`."""
+        name = self.name.replace(AS_IT_IS, "the present set-up").replace(", ", " with ", 1)
+        return name[0].upper() + name[1:]
 
     @property
     def gpus(self) -> int:
@@ -57,12 +58,12 @@ class SetUp:
 
 
 def set_ups(base: Scenario, peak: int) -> tuple[list[SetUp], dict[str, str]]:
-    """Return the set-ups to play beside `base`, and those that are impossible with the reason.
+    """Return the set-ups to compare with `base`, and the reasons of impossible set-ups by name.
 
     Args:
         peak: most requests in flight on one server in the present set-up.
     """
-    found: list[SetUp] = []
+    playable: list[SetUp] = []
     impossible: dict[str, str] = {}
     seen = [base]
     for name, make, change, lost in _proposed(base, peak):
@@ -73,8 +74,8 @@ def set_ups(base: Scenario, peak: int) -> tuple[list[SetUp], dict[str, str]]:
             continue
         if scenario not in seen:
             seen.append(scenario)
-            found.append(SetUp(name, scenario, change, lost))
-    return found, impossible
+            playable.append(SetUp(name, scenario, change, lost))
+    return playable, impossible
 
 
 Proposal = tuple[str, Callable[[], Scenario], int, str]
@@ -135,7 +136,7 @@ def _other_sizes(
 
 
 def _spare(servers: int) -> str:
-    """Say what is left when one of the servers fails."""
+    """Return a sentence on the failure of a server."""
     if servers == 1:
         return "The spare is lost: when the one server fails, nothing answers."
     return f"When one server fails, 1 of {servers} is lost."
@@ -154,7 +155,7 @@ def _threshold(engine: EngineConfig) -> int:
 
 
 def _seqs(engine: EngineConfig, peak: int) -> int:
-    """Return another --max-num-seqs: half of what was used, or twice a limit that was reached."""
+    """Return another --max-num-seqs: half of the most in flight, or twice a reached limit."""
     if peak >= engine.seqs:
         return 2 * engine.seqs
     return max(LEAST_SEQS, 1 << max(0, (max(1, peak) // 2).bit_length() - 1))
@@ -177,7 +178,7 @@ def serve_words(engine: EngineConfig) -> Iterator[str]:
 
 
 def to_type(set_up: SetUp) -> list[str]:
-    """Return what leads to a set-up, as lines: the servers, then the proxy."""
+    """Return the commands that lead to a set-up, as lines: the servers, then the proxy."""
     import shlex
 
     scenario = set_up.scenario

@@ -18,7 +18,7 @@ from forebay.analysis.tune.otherwise import Answer
 from forebay.analysis.tune.setups import AS_IT_IS, FOREBAY, to_type
 
 MOST_TRIPLES = 2
-"""Of so many buckets the table shows p50, p95 and p99, of more only p99."""
+"""Up to this number of buckets the table shows p50, p95 and p99, beyond it only p99."""
 WIDTH, NAMES = 80, 19
 FAMILIES = (f"{AS_IT_IS}, ", f"{FOREBAY}, ")
 
@@ -79,7 +79,7 @@ def _row_json(row: OtherwiseRow) -> dict[str, Any]:
 
 
 def twin_lines(twin: Repeat, *, fitted: bool) -> Iterator[str]:
-    """Say how well the twin repeats what happened."""
+    """Yield lines about the twin's error."""
     if not twin.lines:
         if not twin.why_not:
             yield (
@@ -146,7 +146,7 @@ def table_lines(answer: Answer, *, priced: bool) -> Iterator[str]:
 
 
 def mark(row: OtherwiseRow) -> str:
-    """Return one character: how the row is beside the present set-up."""
+    """Return a character for the comparison of a row with the present set-up."""
     better, worse, level = (row.those(against) for against in (BETTER, WORSE, LEVEL))
     if better and worse:
         return "~"

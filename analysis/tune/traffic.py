@@ -1,8 +1,8 @@
-"""Read what was asked, and what happened: a trace, a capture, or the admin URL of a running proxy.
+"""Read the requests and their outcomes: a trace, a capture, or the admin URL of a running proxy.
 
-A capture has what no trace has: the times of the original answers. Its rows are numbered, so lost
-rows are counted. Captures that were joined, one for each start of a proxy, are played one after the
-other. Rows that are no requests are left out and counted, up to a limit.
+Only a capture has the times of the original answers. Its rows are numbered, so lost rows are
+counted. Joined captures, one for each start of a proxy, are played one after the other. Rows that
+are no requests are left out and counted, up to a limit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ ANSWERED = 200
 
 @dataclass(frozen=True, slots=True)
 class RunningProxy:
-    """What a running proxy says of its set-up."""
+    """The set-up of a running proxy, as its admin port tells it."""
 
     mode: str
     routing: str
@@ -51,7 +51,7 @@ class Traffic:
     """Requests in order of arrival, the first at 0.
 
     Attributes:
-        remarks: what a reader has to know of them, as sentences.
+        remarks: sentences about gaps and losses.
         proxy: the proxy that recorded them, if it was asked.
     """
 
@@ -66,8 +66,8 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Rows of a file, and what was found in it."""
+class FileRows:
+    """The rows of a file, with the numbers of bad and lost rows."""
 
     rows: list[TraceRequest] = field(default_factory=list)
     bad: int = 0
@@ -77,7 +77,7 @@ class _Rows:
 
 
 def read_traffic(source: str, since_s: float, format_name: str | None, most: int) -> Traffic:
-    """Read a file, or what a proxy captured. Raises InputError.
+    """Read a file, or the capture of a running proxy. Raises InputError.
 
     Args:
         since_s: only the last seconds count.
@@ -86,13 +86,13 @@ def read_traffic(source: str, since_s: float, format_name: str | None, most: int
     proxy = None
     if source.startswith(("http://", "https://")):
         proxy = running_proxy(source)
-        found = _captured(source, _fetched(source))
+        taken = _captured(source, _fetched(source))
     elif _is_capture(source) and format_name is None:
         with Path(source).open("rb") as file:
-            found = _captured(source, file)
+            taken = _captured(source, file)
     else:
-        found = _opened(source, format_name)
-    return _checked(source, found, since_s, most, proxy)
+        taken = _opened(source, format_name)
+    return _checked(source, taken, since_s, most, proxy)
 
 
 def _is_capture(path: str) -> bool:
@@ -103,33 +103,33 @@ def _is_capture(path: str) -> bool:
         return CAPTURED in file.read(HEAD_BYTES)
 
 
-def _opened(path: str, format_name: str | None) -> _Rows:
-    found = _Rows()
+def _opened(path: str, format_name: str | None) -> FileRows:
+    taken = FileRows()
     with open_trace(Path(path), format_name=format_name, skip_bad=True) as reader:
-        found.rows = list(reader)
-        found.bad, found.first_bad = reader.skipped, reader.first_skipped
-    return found
+        taken.rows = list(reader)
+        taken.bad, taken.first_bad = reader.skipped, reader.first_skipped
+    return taken
 
 
-def _captured(name: str, lines: Iterator[bytes]) -> _Rows:
+def _captured(name: str, lines: Iterator[bytes]) -> FileRows:
     """Read the lines of captures, which may have been joined."""
-    found, number, offset_s, last_s = _Rows(), 0, 0.0, 0.0
+    taken, number, offset_s, last_s = FileRows(), 0, 0.0, 0.0
     for at, line in enumerate(lines, 1):
         try:
             row = parse_row(line)
             this = int(row.id.removeprefix("captured-"))
         except (RowError, ValueError) as error:
-            found.bad += 1
-            found.first_bad = found.first_bad or f"{name}:{at}: {error}"
+            taken.bad += 1
+            taken.first_bad = taken.first_bad or f"{name}:{at}: {error}"
             continue
         if this <= number or row.arrival_s + offset_s < last_s:
-            found.starts += 1
+            taken.starts += 1
             offset_s, number = last_s + RESTART_S, 0
-        found.lost += this - number - 1
+        taken.lost += this - number - 1
         number, last_s = this, row.arrival_s + offset_s
         # Ids of several files are equal.
-        found.rows.append(replace(row, id=f"{found.starts}-{this}", arrival_s=last_s))
-    return found
+        taken.rows.append(replace(row, id=f"{taken.starts}-{this}", arrival_s=last_s))
+    return taken
 
 
 def _fetched(admin: str) -> Iterator[bytes]:
@@ -142,7 +142,7 @@ def _fetched(admin: str) -> Iterator[bytes]:
 
 
 def running_proxy(admin: str) -> RunningProxy:
-    """Ask a proxy for its set-up. Raises InputError if it is none, or captures nothing."""
+    """Ask a proxy for its set-up (InputError: another server, or nothing is captured)."""
     try:
         status = ask_json(admin, "/status", "uptime_s")
     except Unreachable as error:
@@ -171,27 +171,27 @@ def running_proxy(admin: str) -> RunningProxy:
 
 
 def _not_a_proxy(admin: str, error: InputError) -> InputError:
-    """Return the error of a URL that is no admin port; for a vLLM it says how to put a proxy."""
+    """Return the error of a URL that is no admin port. For a vLLM it says where to put a proxy."""
     try:
         version = ask_json(admin, "/version", "version")["version"]
     except InputError:
         return error
     return InputError(
-        f"{admin}: is a vLLM server ({version}), not the admin port of a proxy; what happened is "
-        f"known to a proxy in front of it: forebay proxy --backend {admin} with mode: observe and "
-        "capture.path, then give its admin port"
+        f"{admin}: is a vLLM server ({version}) or the public port of a proxy; give the admin port "
+        "of a proxy that captures (listen.admin_port). Without a proxy nothing is recorded: put "
+        "one in front, with mode: observe and capture.path"
     )
 
 
 def _checked(
-    name: str, found: _Rows, since_s: float, most: int, proxy: RunningProxy | None
+    name: str, taken: FileRows, since_s: float, most: int, proxy: RunningProxy | None
 ) -> Traffic:
     """Cut the rows to the asked time, and check that there are enough of them."""
-    rows, remarks = found.rows, list(_remarks(found))
-    if found.bad > MOST_BAD * (found.bad + len(rows)):
+    rows, remarks = taken.rows, list(_remarks(taken))
+    if taken.bad > MOST_BAD * (taken.bad + len(rows)):
         raise InputError(
-            f"{name}: {found.bad:,} of {found.bad + len(rows):,} rows are no requests; the first: "
-            f"{found.first_bad}"
+            f"{name}: {taken.bad:,} of {taken.bad + len(rows):,} rows are no requests; the first: "
+            f"{taken.first_bad}"
         )
     if rows:
         first_s = max(rows[0].arrival_s, rows[-1].arrival_s - since_s)
@@ -209,27 +209,27 @@ def _checked(
     return Traffic(name, rows, (*remarks, *_about(rows)), proxy)
 
 
-def _remarks(found: _Rows) -> Iterator[str]:
-    total = len(found.rows)
-    if found.bad:
+def _remarks(taken: FileRows) -> Iterator[str]:
+    total = len(taken.rows)
+    if taken.bad:
         yield (
-            f"{found.bad:,} of {found.bad + total:,} rows are no requests and are left out; the "
-            f"first: {found.first_bad}."
+            f"{taken.bad:,} of {taken.bad + total:,} rows are no requests and are left out; the "
+            f"first: {taken.first_bad}."
         )
-    if found.lost:
+    if taken.lost:
         yield (
-            f"{found.lost:,} of {found.lost + total:,} captured rows are missing: the load was "
+            f"{taken.lost:,} of {taken.lost + total:,} captured rows are missing: the load was "
             "higher than what is played."
         )
-    if found.starts > 1:
+    if taken.starts > 1:
         yield (
-            f"The proxy was started {found.starts} times: the captures are played one after the "
+            f"The proxy was started {taken.starts} times: the captures are played one after the "
             f"other, {RESTART_S:g} s apart."
         )
 
 
 def _about(rows: Sequence[TraceRequest]) -> Iterator[str]:
-    """Say what is special about the requests."""
+    """Yield sentences about a long gap and about a single tenant."""
     arrivals_s = np.array([row.arrival_s for row in rows])
     gaps_s = np.diff(arrivals_s)
     longest = int(gaps_s.argmax())
@@ -266,7 +266,7 @@ def _answered(row: TraceRequest) -> bool:
 
 
 def observed_of(rows: Sequence[TraceRequest]) -> Observed | None:
-    """Return what happened to the rows, None if no row says it."""
+    """Return the outcomes of the rows, None if no row has its own."""
     if not any(row.observed for row in rows):
         return None
     done = np.array([_answered(row) for row in rows])

@@ -1,11 +1,10 @@
-"""Choose the set-up that would have been better, and say it in one sentence. Pure.
+"""Choose the best set-up, and describe it in a sentence. Pure.
 
 A set-up may win if it needs no more GPUs and is better in a figure that counts: requests in time,
 the tails of first tokens, the pauses. It may not be worse in requests in time. If it is worse in
 another figure, or has fewer servers, it must bring more requests in time, and the sentence names
-what is worse. Of the winners those are left whose requests in time are level with the most, then
-those with the shortest times, then the least change wins. As every set-up that is played takes
-part, the result is never below one of them.
+the losses. Of these set-ups the most requests in time win, then the shortest times, then the least
+change. As every played set-up takes part, the result is never below any of them.
 """
 
 import math
@@ -31,9 +30,9 @@ class Verdict:
     """The answer.
 
     Attributes:
-        sentence: what would have been better, or that nothing would, or why there is no advice.
-        best: the set-up, None if the present one should stay or there is no advice.
-        more: further sentences: what is as good, what a GPU fewer would have cost.
+        sentence: names the better set-up, or says that none is better or why there is no advice.
+        best: the better set-up, or None.
+        more: sentences about a smaller change, and about fewer and more GPUs.
     """
 
     sentence: str
@@ -94,9 +93,8 @@ def _value(row: OtherwiseRow, name: str) -> float:
 
 
 def _sentence(best: OtherwiseRow, present: OtherwiseRow) -> str:
-    """Say what the set-up would have brought, and what would have been worse."""
-    name = best.set_up.called
-    words = f"{name[0].upper()}{name[1:]} would have been better: "
+    """Return a sentence on the gains and losses of a set-up."""
+    words = f"{best.set_up.called} would have been better: "
     words += listed([_change(best, present, key) for key in _named(best.those(BETTER))])
     if worse := _named(best.those(WORSE)):
         words += f"; worse: {listed([_change(best, present, key) for key in worse])}"
@@ -104,7 +102,7 @@ def _sentence(best: OtherwiseRow, present: OtherwiseRow) -> str:
 
 
 def _named(names: Sequence[str]) -> list[str]:
-    """Return the figures to name: those that count first, and of each bucket one."""
+    """Return the figures to name, the most important first, at most one for each bucket."""
     ordered = sorted(names, key=lambda name: _rank(name))
     chosen = {name.partition(".ttft")[0]: name for name in reversed(ordered)}
     return [name for name in ordered if name in chosen.values()][:MOST_NAMED]
@@ -131,11 +129,11 @@ def _level(able: Sequence[OtherwiseRow], best: OtherwiseRow) -> list[str]:
         return []
     good = max(less, key=lambda row: _value(row, IN_TIME))
     in_time = _value(good, IN_TIME)
-    return [f"The smaller change, {good.set_up.called}, would have had {in_time:.1%} in time."]
+    return [f"{good.set_up.called}, a smaller change, would have had {in_time:.1%} in time."]
 
 
 def _sizes(rows: Sequence[OtherwiseRow]) -> list[str]:
-    """Say what fewer and more GPUs would have brought."""
+    """Return sentences on fewer and more GPUs."""
     present, *others = rows
     words = []
     for row in others:

@@ -89,11 +89,9 @@ class Admin:
                 return web.Response(body=orjson.dumps(fields), content_type="application/json")
             case "GET", "/requests":
                 return self._list(request)
-            case "GET", "/backends":
-                facts = await backend_facts(self._services.backends)
-                return web.Response(body=orjson.dumps(facts), content_type="application/json")
-            case "GET", "/capture":
-                return await self._capture(request)
+            case "GET", "/backends" | "/capture" as path:
+                ask = {"/backends": self._facts, "/capture": self._capture}[path]
+                return await ask(request)
             case "POST", "/preview":
                 return await self._preview(request)
             case "POST", path if (named := named_backend(path)) is not None:
@@ -149,6 +147,11 @@ class Admin:
         same_id = [receipt.id for receipt in matches[1 : SAME_ID + 1]]
         body = orjson.dumps(receipt_fields(matches[0], now, receipts.keep, same_id))
         return web.Response(body=body, content_type="application/json")
+
+    async def _facts(self, request: web.BaseRequest) -> web.Response:
+        """Answer with what each backend says of itself."""
+        facts = await backend_facts(self._services.backends)
+        return web.Response(body=orjson.dumps(facts), content_type="application/json")
 
     async def _capture(self, request: web.BaseRequest) -> web.Response:
         """Answer with a part of the captured traffic, from the byte of `offset` on."""

@@ -122,15 +122,21 @@ def _later_values(row: dict[str, Any]) -> dict[str, Any]:
             values[key] = seconds(row, key)
     if type(values.get("stream", True)) is not bool:
         raise RowError(f"stream: {shown(row['stream'])} is not true or false")
-    for key in ("parameters", "observed"):
-        if type(values.get(key, {})) is not dict:
-            raise RowError(f"{key}: {shown(row[key])} is not an object")
-    for key in values.get("observed", ()):
-        if key.endswith("_s"):
-            seconds(row["observed"], key)
+    if type(values.get("parameters", {})) is not dict:
+        raise RowError(f"parameters: {shown(row['parameters'])} is not an object")
+    _check_observed(values.get("observed", {}))
     if "status" in values and whole_number(row, "status", least=100) > 599:
         raise RowError(f"status: {row['status']} is not an HTTP status (100 to 599)")
     return values
+
+
+def _check_observed(observed: object) -> None:
+    """Raise RowError unless it is an object whose times are times."""
+    if not isinstance(observed, dict):
+        raise RowError(f"observed: {shown(observed)} is not an object")
+    for key in observed:
+        if key.endswith("_s"):
+            seconds(observed, key)
 
 
 def _list_of(row: dict[str, Any], key: str, kind: type[Any], words: str) -> tuple[Any, ...]:

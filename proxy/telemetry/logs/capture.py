@@ -161,19 +161,19 @@ class Rows:
 
 
 def observed(record: RequestRecord, ended_at: float | None) -> dict[str, float | str]:
-    """Return what is known of the answer, times in seconds after arrival.
+    """Return the times of the answer in seconds after arrival, its backend and cached tokens.
 
     Args:
         ended_at: None for a request that has not ended.
     """
     times = {"sent_s": record.sent_at, "ttft_s": record.first_token_at, "e2e_s": ended_at}
-    known: dict[str, float | str] = {
+    fields: dict[str, float | str] = {
         name: round(at - record.arrived_at, 6) for name, at in times.items() if at is not None
     }
     if record.backend:
-        known["backend"] = record.backend
-        known["cached_tokens"] = record.cached_tokens
-    return known
+        fields["backend"] = record.backend
+        fields["cached_tokens"] = record.cached_tokens
+    return fields
 
 
 def memory_of(request: Request | None) -> int:

@@ -317,5 +317,5 @@ def test_refused_requests_are_asked_again_with_the_usual_length(tmp_path: Path) 
     assert got[7].output_tokens == 40
     observed = observed_of(got)
     assert observed is not None
-    assert (observed.known.sum(), observed.done.sum()) == (120, 119)
+    assert (observed.ended.sum(), observed.done.sum()) == (120, 119)
     assert np.isfinite(observed.metrics["tpot"][observed.done]).all()

@@ -65,7 +65,7 @@ async def test_a_vllm_is_no_admin_port() -> None:
         await call.send(answer(404, b'{"detail":"Not Found"}'))
 
     async with RawBackend(not_found, version=b'{"version":"0.32.0"}').running() as server:
-        with pytest.raises(InputError, match=r"is a vLLM server \(0\.32\.0\), not the admin port"):
+        with pytest.raises(InputError, match=r"is a vLLM server \(0\.32\.0\) or the public port"):
             await asyncio.to_thread(running_proxy, server.url)
     with pytest.raises(InputError, match="no answer"):
         await asyncio.to_thread(running_proxy, server.url)
