@@ -107,12 +107,10 @@ def _cell(name: str, figure: Figure) -> tuple[str, str, str]:
     if name == IN_TIME:
         ends = "" if low is None or high is None else f"{low * 100:.1f} to {high * 100:.1f}"
         return shares([figure.value])[0], ends, figure.against
-    known = low is not None and high is not None and math.isfinite(high)
-    return (
-        duration(figure.value),
-        f"{duration(low)} to {duration(high)}" if known else "",
-        (figure.against),
-    )
+    ends = ""
+    if low is not None and high is not None and math.isfinite(high):
+        ends = f"{duration(low)} to {duration(high)}"
+    return duration(figure.value), ends, figure.against
 
 
 def picture(answer: Answer, *, priced: bool) -> str:
