@@ -5,7 +5,7 @@ it is within the twin's own error: how far the twin is off where it repeats what
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +33,8 @@ LEAST_ERROR, LEAST_POINTS = 0.03, 0.002
 ASSUMED_ERROR, ASSUMED_POINTS = 0.15, 0.02
 """The twin's error where nothing was observed."""
 MOST_OFF, MOST_OFF_TAIL, MOST_POINTS = 1 / 3, 1.0, 0.1
-"""A twin that is further off at p50 or p95, at p99, or in the share in time gives no advice."""
+"""A twin gives no advice that is clearly further off at p50 or p95, at p99, or in the requests in
+time. At p50 and p95 the second bound holds for a difference that may be chance, too."""
 FEWEST_COMPARED = 50
 PARTS = 10
 OBSERVABLE = ("ttft", "e2e", "tpot")
@@ -59,12 +60,19 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class RepeatLine:
-    """One percentile of the first tokens of a bucket: observed and by the twin, in seconds."""
+    """One percentile of the first tokens of a bucket: observed and by the twin, in seconds.
+
+    Attributes:
+        requests: number of requests in the bucket.
+        clear: the difference is more than chance (95 %).
+    """
 
     bucket: str
     name: str
     observed_s: float
     predicted_s: float
+    requests: int = 0
+    clear: bool = True
 
     @property
     def error(self) -> float:
@@ -95,6 +103,13 @@ class Repeat:
     def error(self) -> float:
         """Return the largest error of all buckets."""
         return max(self.errors.values(), default=ASSUMED_ERROR)
+
+    @property
+    def distance(self) -> float:
+        """Return the mean distance of its percentiles, in the logarithm, to compare two twins."""
+        total = sum(line.requests for line in self.lines)
+        logs = (math.log(1 + line.error) * line.requests for line in self.lines)
+        return sum(logs) / total if total else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +164,11 @@ def repeat(observed: Observed, play: Play, bucket: Names, slos: Sequence[Slo]) -
         )
     # First tokens by bucket, of requests that both answered.
     lines = tuple(
-        RepeatLine(name, percentile, seen, said)
+        line
         for name in dict.fromkeys(bucket[both])
-        for percentile, share in SHARES.items()
-        if (seen := _quantile(observed.metrics["ttft"][both & (bucket == name)], share)) is not None
-        and (said := _quantile(play.metrics["ttft"][both & (bucket == name)], share)) is not None
+        for line in _lines(
+            name, *(o.metrics["ttft"][both & (bucket == name)] for o in (observed, play))
+        )
     )
     errors = {
         name: max([LEAST_ERROR, *(line.error for line in lines if line.bucket == name)])
@@ -171,11 +186,25 @@ def repeat(observed: Observed, play: Play, bucket: Names, slos: Sequence[Slo]) -
     return Repeat(compared, lines, in_time, errors, points, why_not)
 
 
+def _lines(bucket: str, seen_s: Floats, said_s: Floats) -> Iterator[RepeatLine]:
+    """Compare the first tokens of a bucket, of the same requests."""
+    for name, share in SHARES.items():
+        seen, said = _quantile(seen_s, share), _quantile(said_s, share)
+        if seen is None or said is None:
+            continue
+        interval = ratio_interval(said_s, seen_s, share, paired=True)
+        clear = interval is not None and interval.clear
+        yield RepeatLine(bucket, name, seen, said, len(seen_s), clear)
+
+
 def _off(lines: Sequence[RepeatLine], in_time: tuple[float, float]) -> str:
     """Name the figure in which the twin is too far off, and a likely reason. "" for no figure."""
-    far = [
-        line for line in lines if line.error > (MOST_OFF_TAIL if line.name == "p99" else MOST_OFF)
-    ]
+    bounds = {"p50": (MOST_OFF, MOST_OFF_TAIL), "p95": (MOST_OFF, MOST_OFF_TAIL)}
+    far = []
+    for line in lines:
+        clearly, surely = bounds.get(line.name, (MOST_OFF_TAIL, math.inf))
+        if line.error > (clearly if line.clear else surely):
+            far.append(line)
     worst = max(far, key=lambda line: line.error, default=None)
     if worst is not None:
         slower = worst.predicted_s < worst.observed_s

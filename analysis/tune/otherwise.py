@@ -65,7 +65,7 @@ def otherwise(
     twins = [
         Repeat() if observed is None else repeat(observed, each, bucket, slos) for each in plays
     ]
-    chosen = min(range(len(tried)), key=lambda n: (bool(twins[n].why_not), twins[n].error))
+    chosen = min(range(len(tried)), key=lambda n: (bool(twins[n].why_not), twins[n].distance))
     base, present, twin = tried[chosen], plays[chosen], twins[chosen]
     # A twin that repeats what happened plays the others.
     proposed: list[SetUp] = []

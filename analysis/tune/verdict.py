@@ -15,13 +15,13 @@ from forebay.analysis.statistics.units import duration, listed
 from forebay.analysis.tune.figures import (
     BETTER,
     IN_TIME,
+    INSTANT_S,
     PAUSE,
     WORSE,
     OtherwiseRow,
     Repeat,
 )
 
-COUNTING = (IN_TIME, PAUSE, "ttft_p95", "ttft_p99")
 MOST_NAMED = 3
 
 
@@ -58,7 +58,7 @@ def judge(rows: Sequence[OtherwiseRow], twin: Repeat) -> Verdict:
 
 def _may_win(row: OtherwiseRow, present: OtherwiseRow) -> bool:
     better, worse = row.those(BETTER), row.those(WORSE)
-    counts = [name for name in better if name.rpartition(".")[2] in COUNTING]
+    counts = _counting(present).intersection(better)
     if row.set_up.gpus > present.set_up.gpus or not counts or IN_TIME in worse:
         return False
     fewer = row.set_up.scenario.gpus < present.set_up.scenario.gpus
@@ -80,12 +80,18 @@ def _least_change(
 def _strain(row: OtherwiseRow, present: OtherwiseRow) -> float:
     """Return the mean logarithm of the tails as factors of the present ones."""
     logs = [
-        math.log(figure.value / before)
-        for name, figure in row.figures.items()
-        if name != IN_TIME and name.rpartition(".")[2] in COUNTING and figure.value
-        if (before := present.figures[name].value)
+        math.log((_value(row, name) + INSTANT_S) / (_value(present, name) + INSTANT_S))
+        for name in sorted(_counting(present) - {IN_TIME})
+        if row.figures[name].value is not None
     ]
     return sum(logs) / len(logs) if logs else 0.0
+
+
+def _counting(row: OtherwiseRow) -> set[str]:
+    """Return the figures that count. A bucket too small for a tail has its median there."""
+    shown = {name for name, figure in row.figures.items() if figure.value is not None}
+    medians = {name for name in shown if name.endswith("p50") and f"{name[:-3]}p95" not in shown}
+    return {name for name in shown if not name.endswith("p50")} | medians
 
 
 def _value(row: OtherwiseRow, name: str) -> float:
