@@ -79,6 +79,13 @@ class RepeatLine:
         """Return the factor between both less 1: 0.1 for 10 % too fast or too slow."""
         return math.exp(abs(_distance(self.predicted_s, self.observed_s))) - 1.0
 
+    @property
+    def far(self) -> bool:
+        """True if the twin is too far off for an advice."""
+        tail = self.name == "p99"
+        clearly, surely = (MOST_OFF_TAIL, math.inf) if tail else (MOST_OFF, MOST_OFF_TAIL)
+        return self.error > (clearly if self.clear else surely)
+
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
@@ -199,12 +206,8 @@ def _lines(bucket: str, seen_s: Floats, said_s: Floats) -> Iterator[RepeatLine]:
 
 def _off(lines: Sequence[RepeatLine], in_time: tuple[float, float]) -> str:
     """Name the figure in which the twin is too far off, and a likely reason. "" for no figure."""
-    bounds = {"p50": (MOST_OFF, MOST_OFF_TAIL), "p95": (MOST_OFF, MOST_OFF_TAIL)}
-    far = []
-    for line in lines:
-        clearly, surely = bounds.get(line.name, (MOST_OFF_TAIL, math.inf))
-        if line.error > (clearly if line.clear else surely):
-            far.append(line)
+    # The figure that is furthest off.
+    far = (line for line in lines if line.far)
     worst = max(far, key=lambda line: line.error, default=None)
     if worst is not None:
         slower = worst.predicted_s < worst.observed_s
@@ -217,6 +220,7 @@ def _off(lines: Sequence[RepeatLine], in_time: tuple[float, float]) -> str:
         what = f"In time: {in_time[1]:.1%} predicted, {in_time[0]:.1%} observed."
     else:
         return ""
+    # The direction tells which reasons are likely.
     if slower:
         return (
             f"{what} The servers were slower than the twin: they did work that is not in this "
