@@ -27,7 +27,7 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 FEWEST_BEYOND = 3
 """Samples that must exceed a percentile that is shown. Its interval tells if it differs."""
 INSTANT_S = 0.02
-"""Is added to both times before they are compared: no user sees the difference of 10 and 20 ms."""
+"""No user sees a difference below this. It is added to both times before they are compared."""
 LEAST_ERROR, LEAST_POINTS = 0.03, 0.002
 """No twin counts as better than this, as a factor of times and as a share of requests."""
 ASSUMED_ERROR, ASSUMED_POINTS = 0.15, 0.02
@@ -313,7 +313,8 @@ def _time(base: Floats, play: Floats, share: float, error: float) -> Figure:
         return Figure(now)
     low, high = before * interval.low, before * interval.high
     distance = _distance(now, before)
-    if abs(distance) <= math.log(1 + error) or not interval.clear:
+    within = abs(distance) <= math.log(1 + error) or abs(now - before) < INSTANT_S
+    if within or not interval.clear:
         return Figure(now, low, high, LEVEL)
     return Figure(now, low, high, BETTER if distance < 0 else WORSE)
 

@@ -48,8 +48,7 @@ class SetUp:
     @property
     def called(self) -> str:
         """Return the name at the beginning of a sentence: `Forebay with TP 2`."""
-        name = self.name.replace(AS_IT_IS, "the present set-up").replace(", ", " with ", 1)
-        return name[0].upper() + name[1:]
+        return self.name.replace(AS_IT_IS, "The present set-up").replace(", ", " with ", 1)
 
     @property
     def gpus(self) -> int:

@@ -138,7 +138,8 @@ def table_lines(answer: Answer, *, priced: bool) -> Iterator[str]:
     for row in answer.rows:
         figures = row.figures
         name, in_time = table_name(row.set_up.name)[:NAMES], 100 * (figures[IN_TIME].value or 0)
-        pause, gpu_s, cost = short(figures[PAUSE].value), *map(_large, (row.gpu_s, row.per_million))
+        pause, gpu_s = short(figures[PAUSE].value), _large(row.gpu_s)
+        cost = short(row.per_million) if priced else _large(row.per_million)
         times = [short(figures[f"{name}.ttft_{s}"].value) for name in buckets for s in shares]
         first = " ".join(f"{time:>4}" for time in times)
         rest = f"{pause:>5} {row.refused:>4} {gpu_s:>5} {cost:>5} {mark(row)}"

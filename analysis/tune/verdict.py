@@ -3,8 +3,8 @@
 A set-up may win if it needs no more GPUs and is better in a figure that counts: requests in time,
 the tails of first tokens, the pauses. It may not be worse in requests in time. If it is worse in
 another figure, or has fewer servers, it must bring more requests in time, and the sentence names
-the losses. Of these set-ups the most requests in time win, then the shortest times, then the least
-change. As every played set-up takes part, the result is never below any of them.
+the losses. Of these set-ups the most requests in time win, then the most servers, then the shortest
+times, then the least change. As every played set-up takes part, the result is never below any of them.
 """
 
 import math
@@ -71,6 +71,8 @@ def _least_change(
     """Return the least change among the set-ups that are as good as the best."""
     most = max(_value(row, IN_TIME) for row in able)
     level = [row for row in able if _value(row, IN_TIME) >= most - twin.points]
+    servers = max(row.set_up.scenario.gpus for row in level)
+    level = [row for row in level if row.set_up.scenario.gpus == servers]
     strain = {row.set_up.name: _strain(row, present) for row in level}
     least = min(strain.values())
     level = [row for row in level if strain[row.set_up.name] <= least + math.log(1 + twin.error)]
