@@ -4,7 +4,7 @@ A set-up may win if it needs no more GPUs and is better in a figure that counts:
 the tails of first tokens, the pauses. It may not be worse in requests in time. If it is worse in
 another figure, or has fewer servers, it must bring more requests in time, and the sentence names
 the losses. Of these set-ups the most requests in time win, then the most servers, then the shortest
-times, then the least change. As every played set-up takes part, the result is never below any of them.
+times, then the least change. As every played set-up takes part, the result is never below any.
 """
 
 import math
