@@ -87,15 +87,15 @@ def _ways(answer: Answer) -> list[tuple[str, str, bool]]:
 def _heads(answer: Answer, *, priced: bool) -> list[str]:
     times = [f"{name} {share}" for name in answer.in_buckets for share in SHARES]
     cost = "cost of 1M tokens" if priced else "GPU s for 1M tokens"
-    return ["in time", *times, "pause p99", "refused", "GPU s", cost]
+    return ["in time", "refused", "GPU s", cost, *times, "pause p99"]
 
 
 def _cells(row: OtherwiseRow, answer: Answer, *, priced: bool) -> dict[str, Any]:
     names = [f"{name}.ttft_{share}" for name in answer.in_buckets for share in SHARES]
-    cells = [_cell(IN_TIME, row.figures[IN_TIME])]
-    cells += [_cell(name, row.figures[name]) for name in (*names, PAUSE)]
     cost = money([row.per_million])[0] if priced else counts([row.per_million])[0]
-    cells += [(f"{row.refused:,}", "", ""), (f"{row.gpu_s:,.0f}", "", ""), (cost, "", "")]
+    cells = [_cell(IN_TIME, row.figures[IN_TIME])]
+    cells += [(text, "", "") for text in (f"{row.refused:,}", f"{row.gpu_s:,.0f}", cost)]
+    cells += [_cell(name, row.figures[name]) for name in (*names, PAUSE)]
     best = answer.verdict.best
     shown = table_name(row.set_up.name).replace("  ", INDENT)
     return {"name": shown, "cells": cells, "best": row is best}
