@@ -124,9 +124,14 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
         in_turn: Players = partial(map, Player(rows, slos).play)
         run = in_turn if pool is None else partial(pool.map, play_here)
         answer = otherwise(
-            base, rows, slos, run,
-            observed=observed, fitted=better, price_per_gpu_hour=arguments.price_per_gpu_hour,
-        )  # fmt: skip
+            base,
+            rows,
+            slos,
+            run,
+            observed=observed,
+            fitted=better,
+            price_per_gpu_hour=arguments.price_per_gpu_hour,
+        )
     priced = arguments.price_per_gpu_hour is not None
     if arguments.out is not None:
         from forebay.analysis.report.report import write_text

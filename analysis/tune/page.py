@@ -55,14 +55,18 @@ def page(answer: Answer, source: str, remarks: Sequence[str], *, priced: bool) -
         table=[_cells(row, answer, priced=priced) for row in answer.rows],
         twin=[line for line in twin_lines(answer.twin, fitted=answer.fitted) if line[0] != " "],
         checks=[
-            (f"{line.bucket} {line.name}", duration(line.observed_s), duration(line.predicted_s),
-             off_by(line.error))
+            (
+                f"{line.bucket} {line.name}",
+                duration(line.observed_s),
+                duration(line.predicted_s),
+                off_by(line.error),
+            )
             for line in answer.twin.lines
         ],
         ways=_ways(answer) if played else [],
         impossible=list(answer.impossible.items()),
         origin=f"Made by forebay tune {version('forebay')}. Simulated: check it on a real server.",
-    )  # fmt: skip
+    )
 
 
 def _facts(answer: Answer, source: str) -> str:
@@ -131,19 +135,28 @@ def picture(answer: Answer, *, priced: bool) -> str:
     # Names on the left, then the panels.
     height = HEAD + ROW * len(rows) + FOOT
     drawn = [
-        svg.text(4, HEAD + ROW * n + 15, table_name(row.set_up.name).replace("  ", INDENT), "name",
-                 "start")
+        svg.text(
+            4,
+            HEAD + ROW * n + 15,
+            table_name(row.set_up.name).replace("  ", INDENT),
+            "name",
+            "start",
+        )
         for n, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
     wide = (WIDTH - NAMES - RIGHT) / len(panels)
     for number, (title, figures, log) in enumerate(panels):
         start = NAMES + wide * number
         drawn += _panel(title, figures, start, start + wide - GAP, log=log)
     label = escape("What each set-up would have cost whom; the table below has the figures")
     return svg.element(
-        "svg", "".join(drawn), viewBox=f"0 0 {WIDTH:g} {height:g}", class_="plot picture",
-        role="img", aria_label=label,
-    )  # fmt: skip
+        "svg",
+        "".join(drawn),
+        viewBox=f"0 0 {WIDTH:g} {height:g}",
+        class_="plot picture",
+        role="img",
+        aria_label=label,
+    )
 
 
 def _panel(

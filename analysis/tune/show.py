@@ -42,8 +42,13 @@ def as_json(answer: Answer, source: str, remarks: Sequence[str]) -> dict[str, An
             "in_time_observed": twin.in_time[0] if twin.in_time else None,
             "in_time_predicted": twin.in_time[1] if twin.in_time else None,
             "first_tokens": [
-                {"bucket": line.bucket, "percentile": line.name, "observed_s": line.observed_s,
-                 "predicted_s": line.predicted_s, "error": line.error}
+                {
+                    "bucket": line.bucket,
+                    "percentile": line.name,
+                    "observed_s": line.observed_s,
+                    "predicted_s": line.predicted_s,
+                    "error": line.error,
+                }
                 for line in twin.lines
             ],
             "errors": dict(twin.errors),
@@ -53,7 +58,7 @@ def as_json(answer: Answer, source: str, remarks: Sequence[str]) -> dict[str, An
         },
         "set_ups": [_row_json(row) for row in answer.rows],
         "impossible": answer.impossible,
-    }  # fmt: skip
+    }
 
 
 def _row_json(row: OtherwiseRow) -> dict[str, Any]:

@@ -37,8 +37,10 @@ def captured_lines(rows: Sequence[TraceRequest], servers: Scenario) -> list[byte
     lines = []
     for number, outcome in enumerate(simulate(rows, servers).outcomes, 1):
         came_s, first_s, last_s = (
-            outcome.request.arrival_s, outcome.first_token_s, outcome.finished_s,
-        )  # fmt: skip
+            outcome.request.arrival_s,
+            outcome.first_token_s,
+            outcome.finished_s,
+        )
         observed: dict[str, float | str] = {"e2e_s": 0.0}
         if outcome.sent_s is not None and first_s is not None and last_s is not None:
             observed = {

@@ -46,9 +46,12 @@ def asked(path: Path, base: Scenario) -> Answer:
     """Ask in this process, without a fit."""
     rows = fitted(read_traffic(str(path), inf, None, 10**6).rows, base.engine.context, "error")
     return otherwise(
-        base, rows, SLOS, partial(map, Player(rows, SLOS).play),
+        base,
+        rows,
+        SLOS,
+        partial(map, Player(rows, SLOS).play),
         observed=observed_of(rows),
-    )  # fmt: skip
+    )
 
 
 def test_a_twin_that_repeats_what_happened_finds_what_helps(tmp_path: Path) -> None:
