@@ -28,6 +28,7 @@ from forebay.traces.ground.command_line.options import (
 from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
+    from forebay.analysis.tune.otherwise import Answer
     from forebay.analysis.tune.traffic import Traffic
     from forebay.replay.sim.scenario import Scenario
 
@@ -98,11 +99,13 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     from forebay.analysis.tune.calibrate import calibrated
     from forebay.analysis.tune.otherwise import Players, otherwise
     from forebay.analysis.tune.plays import Player, play_here, start_player
-    from forebay.analysis.tune.show import as_json, print_answer
     from forebay.analysis.tune.traffic import fitted, observed_of, read_traffic
     from forebay.replay.parts.pool import process_pool
     from forebay.replay.plan.slo import default_slos, parse_slos
 
+    out = arguments.out
+    if out is not None and out.exists() and not arguments.force:  # before a minute of plays
+        raise InputError(f"--out {out}: exists; give another name, or --force to overwrite it")
     since_s = inf if arguments.since is None else arguments.since
     traffic = read_traffic(arguments.source, since_s, arguments.format_name, arguments.requests)
     base = _present(arguments, flags, traffic)
@@ -132,6 +135,15 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
             fitted=better,
             price_per_gpu_hour=arguments.price_per_gpu_hour,
         )
+    _show(answer, traffic, arguments)
+    if answer.twin.why_not:
+        raise typer.Exit(1)
+
+
+def _show(answer: "Answer", traffic: "Traffic", arguments: TuneArguments) -> None:
+    """Write the page, and print the answer."""
+    from forebay.analysis.tune.show import as_json, print_answer
+
     priced = arguments.price_per_gpu_hour is not None
     if arguments.out is not None:
         from forebay.analysis.report.report import write_text
@@ -143,8 +155,6 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
         print_json(as_json(answer, traffic.name, traffic.remarks))
     else:
         print_answer(answer, traffic.remarks, priced=priced)
-    if answer.twin.why_not:
-        raise typer.Exit(1)
 
 
 def _present(arguments: TuneArguments, flags: EngineFlags, traffic: "Traffic") -> "Scenario":

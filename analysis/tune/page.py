@@ -38,10 +38,12 @@ _JINJA = Environment(
 
 def page(answer: Answer, source: str, remarks: Sequence[str], *, priced: bool) -> str:
     """Return the HTML."""
+    # Without advice only the present set-up was played.
     best, played = answer.verdict.best, len(answer.rows) > 1
     kind = "doubtful" if answer.twin.why_not else "better" if best else ""
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     style = files("forebay.analysis.report").joinpath("report.css").read_text(encoding="utf-8")
+    # From the verdict down to the checks and the commands.
     return _JINJA.from_string(template).render(
         style=Markup(style),
         source=source,
