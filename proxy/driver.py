@@ -48,13 +48,15 @@ class Grant:
         """Report the event count of a complete stream without usage, before the slot is freed."""
         self._driver.shaper.generated(self.send.request.id, count)
 
-    async def retry(self, *, refused: bool) -> Send:
+    async def retry(self, *, refused: bool, rest: Request | None = None) -> Send:
         """Give the slot back, and wait for a slot on another backend. Raises Rejected.
 
         Args:
             refused: the backend did not even take the connection.
+            rest: as of `Shaper.retry`.
         """
-        return await self._next_slot(partial(self._driver.shaper.retry, refused=refused))
+        decide = partial(self._driver.shaper.retry, refused=refused, rest=rest)
+        return await self._next_slot(decide)
 
     async def _next_slot(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id

@@ -19,7 +19,7 @@ from forebay.proxy.core.policy.admission import Admit, refuse
 from forebay.proxy.core.policy.routing import Affinity, Route, warm_or_least_work
 from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
 from forebay.proxy.core.policy_state import PolicyState
-from forebay.proxy.core.state.queue import QueuedRequest
+from forebay.proxy.core.state.queue import NONE_EXCLUDED, QueuedRequest
 from forebay.proxy.core.steps import (
     dequeue,
     dispatch_all,
@@ -169,22 +169,30 @@ class Shaper:
         state.refund_quota(self._queues.waiting[request_id], now)
         return start_next(state, dequeue(state, request_id), now)
 
-    def retry(self, request_id: str, now: float, *, refused: bool = False) -> list[Action]:
-        """Send, queue or reject a request whose backend failed before the first byte.
+    def retry(
+        self, request_id: str, now: float, *, refused: bool = False, rest: Request | None = None
+    ) -> list[Action]:
+        """Send, queue or reject a request whose backend failed.
 
         Args:
             refused: the backend has not seen it, so it has used nothing of a quota.
+            rest: the request for the rest of its answer, if a part was sent to the client. It goes
+                before requests that came later, and a full queue takes it.
         """
         state = self._state.at(now)
-        self.recorder.failed(request_id, now)
+        if rest is None:
+            self.recorder.failed(request_id, now)
         failed, waiting = state.ended(request_id, now)
         # Its API server has answered, or has never seen the text.
         failed.api_server.answered(failed.in_flight[request_id].reached_at, now)
         failed.finished(request_id, now)
         self._forecast.moved(failed)
-        waiting.excluded |= {failed.name}
+        waiting.excluded = (waiting.excluded if rest is None else NONE_EXCLUDED) | {failed.name}
         waiting.paid = refused and state.corrects_quota(waiting)
         waiting.deadline = inf
+        if rest is not None:
+            waiting.go_on(rest, now, self.buckets[waiting.bucket].max_wait_s)
+            return self._try_elsewhere(waiting, now, begun=True) + dispatch_all(state, now)
         actions = self._try_elsewhere(waiting, now) + dispatch_all(state, now)
         return actions + reject_beyond_limit(state, waiting, now)
 
@@ -281,8 +289,14 @@ class Shaper:
 
     # Parts of `retry` and `used`.
 
-    def _try_elsewhere(self, waiting: QueuedRequest, now: float) -> list[Action]:
-        """Queue a request on a backend that has not failed it, or reject it."""
+    def _try_elsewhere(
+        self, waiting: QueuedRequest, now: float, *, begun: bool = False
+    ) -> list[Action]:
+        """Queue a request on a backend that has not failed it, or reject it.
+
+        Args:
+            begun: its client has a part of the answer.
+        """
         state = self._state
         if state.observed is not None:
             return [send_or_reject(state, waiting, state.observed, now)]
@@ -297,7 +311,7 @@ class Shaper:
         bucket = self.buckets[waiting.bucket]
         starts = self._gate.may_start(self.backends[option.backend], waiting, now)
         queued = self._queues.of_model[bucket.name, waiting.request.model]
-        if not starts and queued >= bucket.max_queue:
+        if not (starts or begun) and queued >= bucket.max_queue:
             return [reject(state, waiting, "queue_full", now, option.wait_s)]
         enqueue(state, waiting, option, now)
         return []

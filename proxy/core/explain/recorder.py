@@ -122,6 +122,8 @@ class DecisionRecorder:
     def rejected(self, reject: Reject, now: float) -> None:
         """Record a rejection without backends, or of a request that was admitted before."""
         receipt = self._under_way.get(reject.request.id)
+        if receipt is not None and receipt.first_token_at >= 0.0:  # its stream is cut
+            return self.finished(reject.request.id, now)
         if receipt is None:
             receipt = self.receipts.open(reject.request, reject.bucket, now)
             receipt.rule = "no_backend"
@@ -141,7 +143,9 @@ class DecisionRecorder:
     def cancelled(self, request_id: str, now: float) -> None:
         """Record that a client left while its request waited."""
         receipt = self._under_way.get(request_id)
-        if receipt is not None:
+        if receipt is not None and receipt.first_token_at >= 0.0:
+            self.finished(request_id, now)
+        elif receipt is not None:
             self.receipts.tally(receipt.bucket).admitted["unanswered"] += 1
             receipt.step(now, "left")
             self.receipts.close(receipt, "left", now)
@@ -156,7 +160,11 @@ class DecisionRecorder:
     def sent(self, send: Send, now: float) -> None:
         """Record that a request was sent."""
         receipt = self._under_way.get(send.request.id)
-        if receipt is not None:
+        if receipt is not None and receipt.first_token_at >= 0.0:
+            done = send.request.prompt_tokens - receipt.prompt_tokens
+            receipt.waits_for("", now)
+            receipt.step(now, "continued", send.backend, str(done))
+        elif receipt is not None:
             receipt.waits_for("", now)
             receipt.step(now, "sent", send.backend)
             receipt.state = "prefilling"

@@ -97,6 +97,14 @@ class QueuedRequest:
         self.looks_again_at = -inf
         self.leaves_at = self.gives_up_at = inf
 
+    def go_on(self, rest: Request, now: float, most_s: float) -> None:
+        """Ask for the rest of an answer, before requests that came later and within `most_s`."""
+        done = rest.prompt_tokens - self.request.prompt_tokens
+        self.request = rest
+        self.output_tokens = max(1, self.output_tokens - done)
+        self.deadline, self.arrived_at = self.arrived_at, now
+        self.leaves_at = self.gives_up_at = now + most_s
+
     @property
     def key(self) -> tuple[float, int]:
         return self.due, self.order
