@@ -13,6 +13,7 @@ from aiohttp import web
 from forebay.proxy.api import rejections
 from forebay.proxy.api.body import ParsedBody, ReadSettings, read_fields
 from forebay.proxy.api.dialects import DIALECTS, Dialect, dialect_of, types_errors
+from forebay.proxy.api.dialects.continuation import SentText
 from forebay.proxy.api.json_body import as_utf8, parse_any
 from forebay.proxy.api.public_paths import methods_of
 from forebay.proxy.api.unshaped_body import is_form, prepared
@@ -97,6 +98,7 @@ class App:
             most_tokens=config.buckets[-1].up_to,
             models=self._backends.models,
             response_ids=self._security.response_ids,
+            continue_streams=config.retries.continue_streams,
         )
         self.held.max_requests = config.hold.max_requests
 
@@ -230,8 +232,9 @@ class App:
         every_s = self._config.timeouts.keep_alive if parsed.streams else 0.0
         with Opening(request, dialect, every_s, reply_headers, record, self._watchdog) as opening:
             shaped = ShapedRequest(
-                request, dialect.path, body, parsed, record, reply_headers, memory, opening
-            )
+                request, dialect.path, body, parsed, record, reply_headers, memory, opening,
+                sent=SentText() if parsed.continues else None,
+            )  # fmt: skip
             try:
                 response = await self._granted(shaped)
             except ApiError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from forebay.proxy.api.block_hashes import LARGE_BYTES, BlockHashes, chain, identity
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.dialects import DIALECTS, Dialect
+from forebay.proxy.api.dialects.continuation import may_continue
 from forebay.proxy.api.fields import boolean, client_salt, integer, string, with_members
 from forebay.proxy.api.prompt_text import PromptText
 from forebay.proxy.api.response_ids import FIELD as RESPONSE_ID
@@ -49,6 +50,7 @@ class ParsedBody:
         hides_usage: the body asks for usage, which the client did not.
         previous_id: id of the response that a request to /v1/responses goes on from.
         model: the name that the backends use.
+        continues: another backend may go on with the answer.
     """
 
     request: Request
@@ -60,6 +62,7 @@ class ParsedBody:
     hides_usage: bool = False
     previous_id: str = ""
     model: str = ""
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ class ReadSettings:
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
         models: the models that the backends serve, with their aliases.
         response_ids: makes the ids of the tenant's responses.
+        continue_streams: another backend may go on with a stream.
     """
 
     estimate: TokenEstimate
@@ -80,6 +84,7 @@ class ReadSettings:
     most_tokens: float = math.inf
     models: Models = field(default_factory=Models)
     response_ids: ResponseIds | None = None
+    continue_streams: bool = True
 
 
 def read_fields(
@@ -160,8 +165,18 @@ def read_fields(
     teaches = not (text.token_ids or text.media_tokens or previous_id)
     return ParsedBody(
         request, body, len(prompt) if teaches else 0, text.token_ids, streams, dialect, hides_usage,
-        previous_id, model.name,
+        previous_id, model.name, _continues(fields, streams, request, dialect, text, reading),
     )  # fmt: skip
+
+
+def _continues(
+    fields: dict[str, Any], streams: bool, request: Request, dialect: Dialect, text: PromptText,
+    reading: ReadSettings,
+) -> bool:  # fmt: skip
+    """True if another backend may go on with the answer: a stream of one text, from a text."""
+    one_text = streams and request.pure and request.sequences == 1
+    text_only = dialect.tokenizes and not text.token_ids and reading.continue_streams
+    return one_text and text_only and may_continue(fields)
 
 
 def _keep_apart(

@@ -20,6 +20,8 @@ from forebay.traces.ground.sse import read_object
 Verdict = Literal["failed", "refused", "full", "answered", "nothing"]
 NO_MODEL = "no_model"  # the kind of a 404 for a model or an adapter: another backend may have it
 ONLY_HEARTBEATS = "only_heartbeats"  # the kind of a time-out behind comments or pings
+MID_STREAM = "mid_stream"  # the kind of a stream that ended too early
+MOVED = "moved"  # the kind of a stream that is taken from its backend: no failure
 EVENTS = "text/event-stream"
 MOST_STATUS = 599  # RFC 9110, 15: others are invalid
 MALFORMED = {
@@ -40,7 +42,7 @@ BUSY_STATUSES = frozenset({429, 503})  # the backend is too busy, not broken
 
 @dataclass(slots=True)  # not frozen: a traceback is set on exceptions
 class Failure(Exception):
-    """The backend failed before the client was sent anything.
+    """The backend failed before the client was sent anything, or another backend may go on.
 
     Attributes:
         kind: a label for the metrics (metrics.KINDS), never text of the backend.

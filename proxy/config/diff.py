@@ -21,7 +21,7 @@ NEEDS_RESTART_IN_CAPTURE = frozenset({"affinity.block_bytes"})
 IN_PLACE = frozenset(
     {
         *("backends", "buckets", "affinity", "admission", "timeouts", "limits", "health", "logs"),
-        *("routing", "routes", "reject_status", "debug_headers", "upstream_api_key"),
+        *("retries", "routing", "routes", "reject_status", "debug_headers", "upstream_api_key"),
         *("cors_origins", "tenants", "tls", "models", "mode", "observe", "hold"),
         "backends_file",
     }

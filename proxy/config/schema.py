@@ -33,6 +33,7 @@ from forebay.proxy.config.sections import (
     Listen,
     Logs,
     MetricsConfig,
+    Retries,
     Seconds,
     Section,
     Timeouts,
@@ -168,6 +169,7 @@ class Config(Section):
     affinity: AffinityConfig = AffinityConfig()
     admission: Admission = Admission()
     timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
     limits: Limits = Limits()
     health: HealthConfig = HealthConfig()
     tokens: Tokens = Tokens()

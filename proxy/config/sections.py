@@ -118,6 +118,15 @@ class Timeouts(Section):
         return self.answer or ANSWER_FIRST_TOKENS * self.first_token
 
 
+class Retries(Section):
+    """When another backend is asked.
+
+    continue_streams: if a backend stops in the middle of a stream, another backend goes on.
+    """
+
+    continue_streams: bool = True
+
+
 class Limits(Section):
     """Sizes that protect the proxy.
 

@@ -39,6 +39,7 @@ EVENTS = {
     "sent": "sent to {backend}",
     "failed": "{backend} failed",
     "first_token": "first token from {backend}",
+    "continued": "continued on {backend} after {why} tokens",
     "ended": "ended",
     "left": "the client left",
     "refused": "rejected: {why}",

@@ -120,6 +120,9 @@ def verdict(receipt: Receipt, now: float) -> str:
     if receipt.first_token_at >= 0.0:
         ttft_s = receipt.first_token_at - receipt.arrived_at
         parts.append(f"First token after {_spoken(ttft_s)}{_against(receipt, ttft_s)}.")
+    for step in receipt.steps:
+        if step.kind == "continued":
+            parts.append(f"Continued on {step.backend} after {step.why} tokens.")
     if receipt.would is not None:
         parts.append(f"In mode shape it w{preview_verdict(receipt.would).removeprefix('W')}")
     if receipt.status >= 400:

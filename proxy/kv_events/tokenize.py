@@ -22,6 +22,7 @@ from forebay.proxy.http1.client.client import read_all
 from forebay.proxy.kv_events.decode import chain_keys
 from forebay.proxy.log_events import LogEvent, Say
 
+TOKENIZE = "/tokenize"
 WAITING_PROMPTS = 16
 REST = 4.0  # pause after a prompt, as a multiple of its duration
 RESPONSE_BYTES = 32 << 20
@@ -153,11 +154,18 @@ class Translator:
             blocks = offer.parsed.request.blocks
             self._translations.learn(blocks, array("Q", keys), tokens_per_block)
 
+    async def tokens(self, link: BackendLink, fields: dict[str, Any]) -> list[int]:
+        """Return the token ids of the text in a request's body. Raises NotTokenised."""
+        body = _tokenize_body(fields)
+        if not isinstance(body, dict):
+            raise NotTokenised("the prompt is more than text")
+        return _tokens(await self._ask(link, orjson.dumps(body)))
+
     async def _ask(self, link: BackendLink, body: bytes) -> bytes:
         headers = {"content-type": "application/json"}
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await self._backends.open("POST", link, "/tokenize", body, headers)
+                response = await self._backends.open("POST", link, TOKENIZE, body, headers)
                 with closing(response):
                     data = await read_all(response, RESPONSE_BYTES)
             if response.status != 200:

@@ -108,7 +108,11 @@ class ShapedAttempt(Attempt):
 
 
 class Attempts:
-    """Starts attempts, and ends attempts that are late, hang, or outlast a drain."""
+    """Starts attempts, and ends attempts that are late, hang, or outlast a drain.
+
+    Attributes:
+        draining: no attempt is started any more.
+    """
 
     def __init__(self, config: Config, backends: Backends, watchdog: Watchdog) -> None:
         self.budget = RetryBudget()
@@ -117,7 +121,7 @@ class Attempts:
         self._watchdog = watchdog
         # In order of start: the oldest are the first to be retried when a backend hangs.
         self._active: dict[Attempt, None] = {}
-        self._draining = False
+        self.draining = False
         backends.on_hang = self._end_hanging
 
     def reconfigure(self, config: Config) -> None:
@@ -126,7 +130,7 @@ class Attempts:
 
     def start(self, link: BackendLink, tries: Tries, model: str) -> Attempt:
         """Make an attempt for a request that is not shaped. Raises ApiError during a drain."""
-        if self._draining:
+        if self.draining:
             raise errors.draining()
         limit = self._watchdog.limit(self._config.timeouts.first_token, "timeouts.first_token")
         return Attempt(link, tries, limit, self._active, model)
@@ -139,7 +143,7 @@ class Attempts:
         Args:
             shows_first_token: the response is a stream, or its end is its first token.
         """
-        if self._draining:
+        if self.draining:
             raise errors.draining()
         self._backends.sent(grant.send, shows_first_token=shows_first_token)
         timeouts = self._config.timeouts
@@ -186,7 +190,7 @@ class Attempts:
         Ending an attempt frees a slot, and the next waiting request may be sent to it. That
         attempt is a 503 at once.
         """
-        self._draining = True
+        self.draining = True
         for attempt in self._active:
             attempt.end("draining")
         self._backends.passed_on.end_all(errors.draining)

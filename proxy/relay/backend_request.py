@@ -8,6 +8,7 @@ from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
 from forebay.proxy.api.dialects import Dialect
+from forebay.proxy.api.dialects.continuation import SentText
 from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.relay.delivery import Opening
 from forebay.proxy.telemetry.record import RequestRecord
@@ -25,6 +26,9 @@ class ShapedRequest:
         memory: the memory of the request and of its response.
         opening: the beginning of the response, before its first event.
         missed: the backend that was asked before does not have the model.
+        sent: the text that the client has been sent, if another backend could go on with it.
+        outgoing: the response, once a backend has stopped in the middle of it.
+        rest: the body that asks another backend for the rest of the response.
     """
 
     incoming: web.BaseRequest
@@ -36,6 +40,9 @@ class ShapedRequest:
     memory: RequestMemory
     opening: Opening
     missed: bool = False
+    sent: SentText | None = None
+    outgoing: web.StreamResponse | None = None
+    rest: bytes = b""
 
     def change(self, **changes: Any) -> None:
         """Let the policy see a changed request when it arrives for the next time."""
@@ -60,6 +67,7 @@ class BackendRequest:
         opening: passes heartbeats of the backend on before the first event. None: they are kept.
         wrote: called when the head of the request was written.
         heartbeats: the backend has sent heartbeats, and no event yet.
+        sent, outgoing: as of `ShapedRequest`.
     """
 
     incoming: web.BaseRequest
@@ -76,3 +84,5 @@ class BackendRequest:
     opening: Opening | None = None
     wrote: Callable[[], None] | None = None
     heartbeats: bool = False
+    sent: SentText | None = None
+    outgoing: web.StreamResponse | None = None

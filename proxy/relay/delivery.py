@@ -176,10 +176,7 @@ class Opening:
     async def _end(self, event: bytes) -> web.StreamResponse:
         response = self.close()
         assert response is not None
-        with self._watchdog.watching(self._incoming) as watch, suppress(*CLIENT_LEFT):
-            watch.writing_since = self._watchdog.clock()
-            await response.write(event)
-            await response.write_eof()
+        await end_with(event, self._incoming, response, self._watchdog, whole=True)
         return response
 
 
@@ -191,6 +188,24 @@ def _backends_error(response: web.StreamResponse, typed: bool) -> bytes:
     if not isinstance(error, dict) or "message" not in error:
         return upstream_error().body(typed=typed)
     return orjson.dumps({"type": "error", "error": error} if typed else {"error": error})
+
+
+async def end_with(
+    event: bytes,
+    request: web.BaseRequest,
+    response: web.StreamResponse,
+    watchdog: Watchdog,
+    *,
+    whole: bool,
+) -> None:
+    """Send the last event of a stream. The framing of a stream that is not whole is broken."""
+    with watchdog.watching(request, None) as watch, suppress(*CLIENT_LEFT):
+        watch.writing_since = watchdog.clock()
+        await response.write(event)
+        if whole:
+            await response.write_eof()
+        elif request.transport is not None:
+            request.transport.close()  # flushes, but for the last chunk
 
 
 async def send_whole(

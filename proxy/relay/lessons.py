@@ -52,6 +52,10 @@ class Lessons(StreamListener):
         now, record = self._learners.watchdog.clock(), self._shaped.record
         self._grant.first_token()
         self.prompt_computed()
+        if self._shaped.sent is not None and self._shaped.outgoing is not None:
+            record.continued_after = self._shaped.sent.tokens
+            self._learners.metrics.streams_continued.of[(self._link.name,)].inc()
+            return  # the client had its first token from another backend
         record.first_token(now)
         self._learners.metrics.first_token(record, now)
 

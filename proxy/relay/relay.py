@@ -2,28 +2,38 @@
 
 Read `Relay.serve` from the top. Nothing but heartbeats is sent to the client before the backend's
 first event has been seen. Until then a failure is retried once on another backend, within a budget
-(`retries.py`). A later failure is signalled by an error event and a broken connection: never by a
-clean end, and never with `[DONE]`.
+(`retries.py`). After a later failure another backend goes on with a text, within the same budget.
+Else an error event and a broken connection signal it: never a clean end, and never `[DONE]`.
 """
 
 from dataclasses import replace
+from math import inf
 
+import orjson
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
+from forebay.proxy.api.dialects.continuation import (
+    CannotContinue,
+    generated,
+    limited,
+    with_text,
+)
 from forebay.proxy.api.fields import with_members
 from forebay.proxy.api.token_estimate import TokenEstimate
-from forebay.proxy.backends.failures import NO_MODEL, Failure, check_whole
+from forebay.proxy.backends.failures import MID_STREAM, MOVED, NO_MODEL, Failure, check_whole
 from forebay.proxy.backends.hold import HeldRequests
 from forebay.proxy.backends.link import BackendLink, must_be_home
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.retries import Tries
+from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant, Rejected
-from forebay.proxy.http1.errors import upstream_error
+from forebay.proxy.http1.errors import ApiError, stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_backend
-from forebay.proxy.kv_events.tokenize import Translator
+from forebay.proxy.kv_events.tokenize import TOKENIZE, NotTokenised, Translator
 from forebay.proxy.relay.attempts import Attempt, Attempts
 from forebay.proxy.relay.backend_request import BackendRequest, ShapedRequest
+from forebay.proxy.relay.delivery import end_with
 from forebay.proxy.relay.exchange import Answer
 from forebay.proxy.relay.kept_responses import KeptResponses
 from forebay.proxy.relay.lessons import Learners, Lessons
@@ -31,6 +41,9 @@ from forebay.proxy.relay.stream import Stream
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
+from forebay.traces.ground.sse import read_object
+
+MOST_BODY_BYTES = 2 << 20  # of a request whose answer may go on: parsing it takes 10 ms
 
 
 class Relay:
@@ -57,6 +70,8 @@ class Relay:
         self._backends = backends
         self._metrics = metrics
         self._clock = watchdog.clock
+        self._watchdog = watchdog
+        self._streams: dict[Stream, tuple[ShapedRequest, BackendLink]] = {}
         self._learners = Learners(
             backends=backends, estimate=estimate, kept=self.kept, metrics=metrics,
             translator=translator, watchdog=watchdog,
@@ -83,33 +98,85 @@ class Relay:
 
         Returns the response: a stream that has been sent, or a whole response yet to be sent.
         """
+        response: web.StreamResponse | None = None
+        try:
+            response = await self._tried(shaped, grant, held)
+        except (ApiError, Rejected):
+            if shaped.outgoing is None:
+                raise
+        outgoing = shaped.outgoing or response
+        assert outgoing is not None
+        if outgoing is not response:  # the client has a part of it, and no backend goes on
+            shaped.record.reason = "upstream_stream_error"
+            event = stream_error_event()
+            await end_with(event, shaped.incoming, outgoing, self._watchdog, whole=False)
+        return outgoing
+
+    async def _tried(
+        self, shaped: ShapedRequest, grant: Grant, held: HeldRequests
+    ) -> web.StreamResponse:
+        """Ask backends, as far as failures allow. Raises and returns as `serve`.
+
+        Raises any ApiError, or returns another response, if no backend goes on with a stream.
+        """
         with Tries(self._attempts.budget) as tries:
             while True:
                 link = self._backends.links[grant.send.backend]
                 try:
                     return await self._send(shaped, grant, link, tries)
                 except Failure as failure:
-                    shaped.missed = failure.kind == NO_MODEL
-                    if shaped.missed:
-                        self._backends.models.forget(link, shaped.parsed.model)
-                    self._metrics.upstream_error(link.name, failure.kind)
+                    self._note_failure(shaped, link, failure)
+                    if shaped.outgoing is not None and _is_complete(shaped):
+                        end = shaped.incoming, shaped.outgoing, self._watchdog
+                        await end_with(b"data: [DONE]\n\n", *end, whole=True)
+                        return shaped.outgoing
                     # A fleet that is busy as a whole must not get every request twice.
                     model = grant.send.request.model
                     hopeless = failure.declined and not self._backends.others_willing(link, model)
-                    retry = failure.retry
-                    if hopeless or not await self._attempts.may_retry(link, retry, tries):
+                    if hopeless or not await self._attempts.may_retry(link, failure.retry, tries):
                         return failure.result()
-                    self._metrics.retries.of[(link.name,)].inc()
-                    try:
-                        send = await grant.retry(refused=retry == "refused")
-                    except Rejected as rejected:
-                        if retry == "refused" and held.on:
-                            raise  # it may be up again soon
-                        if rejected.action.reason != "no_backend_available":
-                            raise  # the others are busy: the client may come back
-                        # There is no other backend: the first backend's response stands.
+                    rest = None
+                    if failure.kind in (MID_STREAM, MOVED):
+                        rest = await self._rest(shaped, link)
+                        if rest is None:
+                            return failure.result()
+                    if not await self._sent_again(shaped, grant, link, failure, rest, held):
                         return failure.result()
-                    shaped.record.sent(send, self._clock())
+
+    def _note_failure(self, shaped: ShapedRequest, link: BackendLink, failure: Failure) -> None:
+        shaped.missed = failure.kind == NO_MODEL
+        if shaped.missed:
+            self._backends.models.forget(link, shaped.parsed.model)
+        if failure.kind != MOVED:
+            self._metrics.upstream_error(link.name, failure.kind)
+
+    async def _sent_again(
+        self, shaped: ShapedRequest, grant: Grant, link: BackendLink, failure: Failure,
+        rest: Request | None, held: HeldRequests,
+    ) -> bool:  # fmt: skip
+        """Wait for a slot on another backend after a failure of `link`. Raises Rejected.
+
+        Returns False without another backend.
+
+        Args:
+            rest: the request for the rest of its answer, if a part was sent to the client.
+        """
+        self._metrics.retries.of[(link.name,)].inc()
+        if rest is not None and shaped.sent is not None:
+            shaped.sent.go_on(rest.prompt_tokens - shaped.parsed.request.prompt_tokens)
+        refused = failure.retry == "refused"
+        try:
+            send = await grant.retry(refused=refused, rest=rest)
+        except Rejected as rejected:
+            if refused and held.on:
+                raise  # it may be up again soon
+            if rejected.action.reason != "no_backend_available":
+                raise  # the others are busy: the client may come back
+            return False  # there is no other backend: the first backend's response stands
+        if shaped.outgoing is None:
+            shaped.record.sent(send, self._clock())
+        shaped.record.backend = send.backend
+        return True
 
     async def _send(
         self, shaped: ShapedRequest, grant: Grant, link: BackendLink, tries: Tries
@@ -126,7 +193,58 @@ class Relay:
         if isinstance(response, LargeAnswer) and shaped.opening.close() is not None:
             response.close()
             raise upstream_error()
-        return await response.relay() if isinstance(response, (Stream, LargeAnswer)) else response
+        if isinstance(response, Stream):
+            return await self._stream(response, shaped, link)
+        return await response.relay() if isinstance(response, LargeAnswer) else response
+
+    async def _stream(
+        self, stream: Stream, shaped: ShapedRequest, link: BackendLink
+    ) -> web.StreamResponse:
+        """Send a stream on. Raises Failure if another backend could go on with it."""
+        self._streams[stream] = shaped, link
+        try:
+            return await stream.relay()
+        except Failure:
+            shaped.outgoing = stream.outgoing
+            raise
+        finally:
+            del self._streams[stream]
+
+    async def move_off(self, link: BackendLink) -> None:
+        """Let other backends go on with the streams of a backend, as far as they can."""
+        for stream, (shaped, at) in list(self._streams.items()):
+            if at is link and stream.movable and await self._rest(shaped, link):
+                stream.move()
+
+    async def _rest(self, shaped: ShapedRequest, link: BackendLink) -> Request | None:
+        """Prepare the request for the rest of an answer.
+
+        None if no other backend can go on with it, or if none is up.
+        """
+        sent, parsed = shaped.sent, shaped.parsed
+        other = self._backends.next_up(TOKENIZE, parsed.request.model, link)
+        if sent is None or sent.lost or sent.ended or other is None:
+            return None
+        if len(shaped.body) > MOST_BODY_BYTES or self._attempts.draining:
+            return None
+        try:
+            fields = orjson.loads(shaped.body)
+            text = sent.words()
+            longer, tokens = with_text(fields, text), 0
+            if text:
+                alone = {"prompt": text, "add_special_tokens": False, "model": fields.get("model")}
+                each = [await self.translator.tokens(other, of) for of in (alone, fields, longer)]
+                tokens = generated(*each)
+            shaped.rest = orjson.dumps(limited(longer, parsed.dialect.limits, tokens))
+        except (ApiError, NotTokenised, CannotContinue, ValueError):
+            sent.lost = True
+            return None
+        request = parsed.request
+        return request.with_(
+            prompt_tokens=request.prompt_tokens + tokens,
+            output_tokens=max(1, request.output_tokens - tokens),
+            timeout_s=inf,  # the client has its first token
+        )
 
     async def _first_response(
         self, shaped: ShapedRequest, grant: Grant, attempt: Attempt
@@ -158,6 +276,15 @@ class Relay:
         return response
 
 
+def _is_complete(shaped: ShapedRequest) -> bool:
+    """True if the client has all of a stream but its `[DONE]`."""
+    if shaped.sent is None or not shaped.sent.ended:
+        return False
+    options = (read_object(shaped.body) or {}).get("stream_options")
+    asks = isinstance(options, dict) and options.get("include_usage")
+    return shaped.sent.counted or shaped.parsed.hides_usage or not asks
+
+
 def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
     parsed = shaped.parsed
     return BackendRequest(
@@ -172,14 +299,16 @@ def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
         streams=parsed.streams,
         dialect=parsed.dialect,
         hides_usage=parsed.hides_usage,
-        opening=shaped.opening,
+        opening=shaped.opening if shaped.outgoing is None else None,
         wrote=shaped.record.wrote,
+        sent=shaped.sent,
+        outgoing=shaped.outgoing,
     )
 
 
 def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
     """Return the body for the granted backend: with its place in an engine that orders by it."""
-    priority, body = grant.send.priority, shaped.body
+    priority, body = grant.send.priority, shaped.rest or shaped.body
     return body if priority is None else with_members(body, {"priority": str(priority)})
 
 

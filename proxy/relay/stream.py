@@ -7,16 +7,27 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from forebay.proxy.backends.failures import BUSY_STATUSES, Failure, full
+from forebay.proxy.backends.failures import BUSY_STATUSES, MID_STREAM, MOVED, Failure, full
 from forebay.proxy.backends.link import BackendLink
-from forebay.proxy.http1.client.backend_errors import BrokenAnswer, OwnLimit, UpstreamFault
+from forebay.proxy.http1.client.backend_errors import (
+    BrokenAnswer,
+    LostConnection,
+    OwnLimit,
+    UpstreamFault,
+)
 from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
 from forebay.proxy.relay.backend_request import BackendRequest
-from forebay.proxy.relay.delivery import CLIENT_LEFT, UNTAKEN_BYTES, is_chunked, piece_sink
-from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
+from forebay.proxy.relay.delivery import (
+    CLIENT_LEFT,
+    UNTAKEN_BYTES,
+    end_with,
+    is_chunked,
+    piece_sink,
+)
+from forebay.proxy.relay.timeouts import StalledUpstream, TimeoutWatch, Watchdog
 from forebay.proxy.relay.token_chunks import TokenChunks
 from forebay.traces.ground.sse import (
     BYTE_ORDER_MARK,
@@ -74,30 +85,36 @@ class Stream:
         dialect, opening = request.dialect, request.opening
         self._incoming = request.incoming
         self._hides_usage = request.hides_usage
+        # What the client has been sent, perhaps by another backend before this one.
+        self._sent = sent = request.sent
+        self.outgoing = request.outgoing
+        self._joins = request.outgoing is not None
+        # What the API says about its events.
         self._until_done = dialect is not None
         self._opens = dialect.opens if dialect is not None else frozenset()
         self._ping = dialect.ping if dialect is not None else ""
         self._ends = [f'"{kind}"'.encode() for kind in dialect.ends] if dialect is not None else []
+        # The two connections, and the objects that are told about them.
         self._link = link
         self._response = response
         self._headers = headers
         self._opening = opening if opening is not None and opening.on else None
         self._listener = listener
         self._watchdog = watchdog
-        # The part of the stream that has come.
+        self._clock = watchdog.clock
+        # How far the stream has come.
         self._scanner = EventScanner(event_bytes)
         self._event_bytes = event_bytes
         self._memory = request.memory
         self._memory_before = request.memory.size
-        self._chunks = TokenChunks(self._scanner)
+        self._chunks = TokenChunks(self._scanner, sent)
         self._event_count = 0  # each carries about one token
         self._relayed: Callable[[], int] = lambda: 0  # calls of `send_chunks` that sent something
-        self._clock = watchdog.clock
         self._ready = bytearray()  # whole events, received and not yet sent on
         self._usage: dict[str, Any] = {}
         self._response_id = ""
-        self._done = False
-        self._failed = False
+        self._done = self._failed = self._moved = False
+        self._fault: Exception | None = None
         self._limit = ""  # of this proxy, that ended it
 
     @property
@@ -172,13 +189,20 @@ class Stream:
         return Failure("5xx_event", answer)
 
     async def relay(self) -> web.StreamResponse:
-        """Send the stream on to the client, from its first event to its end."""
-        # The client may have an open response already: heartbeats came before the first event.
-        outgoing = self._opening.close() if self._opening is not None else None
+        """Send the stream on to the client, from its first event to its end.
+
+        Raises Failure where the backend has stopped and another backend could go on.
+        """
+        # The client may have an open response already: heartbeats came before the first event, or
+        # a part of the answer from another backend.
+        outgoing = self.outgoing
+        if outgoing is None and self._opening is not None:
+            outgoing = self._opening.close()
         if outgoing is None:
             outgoing = web.StreamResponse(status=self.status, headers=self._all_headers())
         elif self._ready.startswith(BYTE_ORDER_MARK):
             del self._ready[: len(BYTE_ORDER_MARK)]  # the stream does not begin here
+        self.outgoing = outgoing
         # A client that leaves ends the stream, and each way out closes the backend's response.
         with self._watchdog.watching(self._incoming, self._response, self._link) as watch:
             try:
@@ -192,12 +216,12 @@ class Stream:
                     await outgoing.write_eof()
                     watch.writing_since = None
                     await self._end_of_framing()
+                elif self._sent is not None and not (self._sent.lost or self._limit):
+                    raise self._stopped()
                 else:
-                    self._ready += stream_error_event(self._limit, typed=bool(self._ends))
-                    await self._send_ready(outgoing)
                     self._listener.cut(self._limit)
-                    if self._incoming.transport is not None:
-                        self._incoming.transport.close()  # flushes, but for the last chunk
+                    error = stream_error_event(self._limit, typed=bool(self._ends))
+                    await end_with(error, self._incoming, outgoing, self._watchdog, whole=False)
             except CLIENT_LEFT:
                 pass
             finally:
@@ -216,6 +240,7 @@ class Stream:
                 if await watch.pour(send, send_chunks):
                     break
         except UPSTREAM_ERRORS as error:
+            self._fault = error
             self._limit = str(error) if isinstance(error, OwnLimit) else ""
             return False
         finally:
@@ -224,6 +249,24 @@ class Stream:
         # After [DONE] nothing is missing, however the connection ends. Without [DONE] even a clean
         # end is a cut, unless the stream has none.
         return self._done or not (self._until_done or self._failed or self._scanner.mid_event)
+
+    @property
+    def movable(self) -> bool:
+        """True if another backend could go on with it now."""
+        return self._sent is not None and not (self._sent.lost or self._sent.ended)
+
+    def move(self) -> None:
+        """Stop here, so that another backend goes on."""
+        self._moved = True
+        self._response.fail(StalledUpstream("the backend is drained"))
+
+    def _stopped(self) -> Failure:
+        """Return the failure of a backend in the middle of its answer."""
+        if self._moved:
+            return Failure(MOVED, upstream_error(), "reserved", "nothing")
+        self._link.poke.set()
+        lost = isinstance(self._fault, LostConnection)  # it works on nothing any more
+        return Failure(MID_STREAM, upstream_error(), "lost" if lost else "shared", "nothing")
 
     def _sinks(
         self, transport: asyncio.Transport, watch: TimeoutWatch, chunked: bool
@@ -235,9 +278,11 @@ class Stream:
         """
         # Look up everything that the closures need.
         link, response, write = self._link, self._response, transport.write
+        sent, feed = self._sent, self._scanner.feed
         plain: Callable[[bytes], bool] = self._scanner.plain
         plain_chunks: Callable[[bytes], bool] = self._chunks.plain
-        if self._ends:  # the last event looks like any other
+        # The last event looks like any other, or events are made those of one stream.
+        if self._ends or self._joins:
             plain = plain_chunks = _never
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
         send_piece = piece_sink(transport, chunked=chunked)
@@ -248,6 +293,9 @@ class Stream:
             link.heard = watch.heard = True
             if plain(piece):
                 self._event_count += piece.count(b"\n\n")
+                if sent is not None:
+                    for payload in feed(piece):
+                        sent.add(payload)
                 return send_piece(piece)
             whole = self._scanned(piece)
             return (not whole or send_piece(whole)) and not (self._done or self._failed)
@@ -315,6 +363,8 @@ class Stream:
         """Keep one event to be sent on, unless it ends the stream with an error."""
         if self._failed or self._done:
             return
+        if self._joins and self._sent is not None:
+            raw, payload = self._sent.joined(raw, payload)
         if payload == b"[DONE]" or self._is_last(payload):
             self._done = True
             self._report_end()
@@ -324,6 +374,8 @@ class Stream:
             if self._failed or self._is_hidden(event):
                 return
         self._event_count += payload != b""  # comments carry nothing
+        if payload and self._sent is not None:
+            self._sent.add(payload)
         self._ready += raw
 
     def _is_hidden(self, event: StreamEvent) -> bool:
@@ -350,6 +402,8 @@ class Stream:
             self._listener.usage(self._usage)
         else:
             events = self._event_count + self._relayed() + self._chunks.more_events
+            if self._joins and self._sent is not None:
+                events += self._sent.tokens
             self._listener.no_usage(events)
         if self._response_id:
             self._listener.response_kept(self._response_id)

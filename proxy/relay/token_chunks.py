@@ -4,6 +4,7 @@ Nearly everything that comes is whole chunks of whole events that differ in one 
 `"content":" the"`. Anything else, such as unusual framing, is left to the parser and the scanner.
 """
 
+from forebay.proxy.api.dialects.continuation import MOST_TEXT_BYTES, SentText
 from forebay.traces.ground.sse import EventScanner, output_only
 from forebay.traces.ground.token_forms import TokenForms, token_forms
 
@@ -30,15 +31,18 @@ CHUNK_HEADS = _chunk_heads()
 class TokenChunks:
     """Recognises chunks by comparing them with the last parsed chunk.
 
-    `scanner` gets everything that is not recognised.
+    `scanner` gets everything that is not recognised. `sent` gets the text of the rest.
 
     Attributes:
         more_events: events recognised beyond one in each call of `plain`.
     """
 
-    def __init__(self, scanner: EventScanner) -> None:
+    def __init__(self, scanner: EventScanner, sent: SentText | None = None) -> None:
         self.more_events = 0
+        self._scanner = scanner
         self._partial = scanner.partial
+        self._sent = sent
+        self._text = None if sent is None else sent.text
         self._forms: TokenForms | None = None  # forms of the last searched event
 
     def plain(self, piece: bytes) -> bool:
@@ -48,8 +52,34 @@ class TokenChunks:
             if piece[first] == start and piece[last] == end:
                 words = piece[text]
                 if 34 not in words and 10 not in words:  # neither a quote nor a line end
+                    if (all_words := self._text) is not None:
+                        all_words += words
+                        if len(all_words) > MOST_TEXT_BYTES:
+                            self._keep(b"")
                     return True
+            if self._several(piece, self._forms):
+                return True
         return self._searched(piece)
+
+    def _several(self, piece: bytes, forms: TokenForms) -> bool:
+        """True if `piece` is several chunks with one token each, as a busy loop reads them."""
+        texts, at = [], 0
+        while at < len(piece):
+            behind = piece.find(b"\n\n\r\n", at) + 4
+            if behind < at:
+                return False
+            chunk = piece[at:behind]
+            first, start, last, end, text = forms[behind - at]
+            words = chunk[text]
+            if chunk[first] != start or chunk[last] != end or 34 in words or 10 in words:
+                return False
+            texts.append(words)
+            at = behind
+        self.more_events += len(texts) - 1
+        if self._text is not None:
+            self._text += b"".join(texts)
+            self._keep(b"")
+        return True
 
     def _searched(self, piece: bytes) -> bool:
         start = last = 0
@@ -64,9 +94,19 @@ class TokenChunks:
         if self._partial or not output_only(piece):
             return False
         self.more_events += piece.count(b"\n\n") - 1
-        if not last:  # one chunk
-            self._remember(piece)
+        if self._text is not None:
+            self._keep(piece)
+        self._remember(piece[last:])
         return True
+
+    def _keep(self, chunks: bytes) -> None:
+        """Keep the text of whole chunks, as long as another backend could go on with it."""
+        assert self._sent is not None
+        for events in chunks.split(b"\r\n")[1::2]:
+            for payload in self._scanner.feed(events):
+                self._sent.add(payload)
+        if not self._sent.bound():
+            self._text = None
 
     def _remember(self, chunk: bytes) -> None:
         event = chunk[len(CHUNK_HEADS[len(chunk)]) : -2]

@@ -37,6 +37,7 @@ class RequestRecord:
         token_ids: the prompt came as token ids.
         reason: code of the error that was returned.
         rejected: it was counted among the rejections.
+        continued_after: output tokens that the client had when another backend went on.
         cached_tokens: prompt tokens found in the backend's cache.
         admitted: it counts among its tenant's requests, with `reserved_tokens` of its budgets.
         cors: headers of each of its responses, for a page of another origin.
@@ -62,6 +63,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    continued_after: int = 0
     reason: str = ""
     rejected: bool = False
     request: Request | None = None

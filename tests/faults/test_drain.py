@@ -78,7 +78,7 @@ class TestPatienceOver:
             client.post(sent=10)
             await until(lambda: on.proxy.app.active == 1)
             drained = asyncio.create_task(on.proxy.drain(0.0))
-            await until(lambda: on.proxy.app._attempts._draining)
+            await until(lambda: on.proxy.app._attempts.draining)
             client.writer.write(json.dumps(STREAMED).encode()[10:])
             assert b" 503 " in await client.reader.readline()
             assert await drained == 1

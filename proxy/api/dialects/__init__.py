@@ -1,7 +1,8 @@
 """The APIs whose requests are shaped, one file each. vLLM serves all of them.
 
 In reading order: base (the differences between APIs), chat, completions, responses (OpenAI's),
-messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill).
+messages (Anthropic's), usage (tokens that a response reports), special_work (more than a prefill),
+continuation (an answer that goes on at another backend).
 A new API is another file, with its object `DIALECT`, and a line of `SHAPED` in config.paths.
 
 May import the modules of api that read fields and text. The relay and the app ask a dialect, and

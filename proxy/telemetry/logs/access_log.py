@@ -144,7 +144,7 @@ class AccessLog:
                 fields[key] = round(seconds * 1e3, 1)
         for key in (
             *("tenant", "service_class", "backend", "reason"),
-            *("prompt_tokens", "cached_tokens", "output_tokens"),
+            *("prompt_tokens", "cached_tokens", "output_tokens", "continued_after"),
         ):
             if value := getattr(record, key):
                 fields[key] = value

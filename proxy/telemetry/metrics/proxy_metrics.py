@@ -89,6 +89,9 @@ class ProxyMetrics:
     _shed = counter("shed", "class", "Requests rejected to protect the proxy itself, by class")
     upstream_errors = counter("upstream_errors", "backend kind", "Failures of a backend, by kind")
     retries = counter("retries", "backend", "Requests retried after this backend failed")
+    streams_continued = counter(
+        "streams_continued", "backend", "Streams that this backend went on with after another one"
+    )
     # The work of each backend, and its duration.
     prompt_tokens = counter("prompt_tokens", "backend", "Prompt tokens, as the backend counts")
     cached_tokens = counter(

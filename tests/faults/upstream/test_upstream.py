@@ -881,7 +881,7 @@ class TestMidStream:
             on.assert_nothing_held()
             await asyncio.sleep(4)
             assert [b.open for b in backends] == [0, 0]
-            assert not backends[1].calls  # never replayed: tokens would come twice
+            assert not backends[1].calls  # it has no /tokenize, so it cannot go on
 
     @pytest.mark.parametrize("after", ["stall", "reset", "close", "bad chunk", "more", "flood"])
     async def test_nothing_after_done_spoils_it(self, after: str) -> None:

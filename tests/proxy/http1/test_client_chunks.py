@@ -1,6 +1,7 @@
 """Whole chunks go on with the backend's framing: none is lost, doubled or let through unseen."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.proxy.api.dialects.continuation import MOST_TEXT_BYTES, SentText
 from forebay.proxy.http1.client.backend_errors import BrokenAnswer, UpstreamFault
 from forebay.proxy.http1.client.connection import Connection
 from forebay.proxy.http1.server.read_turns import ReadTurns
@@ -211,6 +213,29 @@ class TestWhatIsLikeTheLastOne:
         assert chunks.plain(chunk(TOKEN))
         scanner.feed(b"data: ")
         assert not chunks.plain(chunk(TOKEN))
+
+    @given(
+        words=st.lists(
+            st.lists(st.one_of(st.text(max_size=9), st.sampled_from([" the", '"', "\\", "é"])),
+                     min_size=1, max_size=4), max_size=9),
+    )  # fmt: skip
+    def test_their_text_is_kept(self, words: list[list[str]]) -> None:
+        sent = SentText()
+        chunks = TokenChunks(EventScanner(), sent)
+        for texts in words:
+            events = [event(json.dumps(text)[1:-1].encode()) for text in texts]
+            assert chunks.plain(b"".join(map(chunk, events)))
+        assert not sent.lost
+        assert json.loads(b'"%b"' % bytes(sent.text)) == "".join(map("".join, words))
+
+    def test_a_text_that_is_too_long_is_not_kept(self) -> None:
+        sent, word = SentText(), event(b"x" * 60)
+        chunks = TokenChunks(EventScanner(), sent)
+        for _ in range(MOST_TEXT_BYTES // 60 + 2):
+            assert chunks.plain(chunk(word))
+        assert sent.lost
+        assert chunks.plain(chunk(word) * 3)
+        assert not sent.text
 
     def test_little_is_remembered(self) -> None:
         chunks = self.of(*(event(b"x" * size) for size in range(1000)))

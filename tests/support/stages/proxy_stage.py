@@ -100,6 +100,7 @@ class RawBackend:
         pause_s: until it answers /health or /metrics.
         metrics: the answer of /metrics. None: silence, as above.
         openapi, version: the answers of /openapi.json and /version to the proxy itself. None: 404.
+        tokenize: the answer of /tokenize to a body of the proxy itself. None: 404.
         models: entries of /v1/models for the proxy, by name. Empty: it has no such path.
         asleep: the answer of /is_sleeping. Asleep, it answers no other request. None: 404.
         key: each request without this key gets 401, and is counted in `keyless`. Not those that
@@ -114,6 +115,7 @@ class RawBackend:
     health_asked: int = 0
     openapi: bytes | None = None
     version: bytes | None = None
+    tokenize: Callable[[dict[str, Any]], bytes] | None = None
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     models_asked: int = 0
     pause_s: float = 0.0
@@ -161,6 +163,10 @@ class RawBackend:
                 ):
                     document = self.openapi if "openapi" in text else self.version
                     writer.write(answer(200 if document else 404, document or b"{}"))
+                    continue
+                if text.startswith("POST /tokenize ") and "\r\nx-request-id:" not in text.lower():
+                    ids = self.tokenize(json.loads(body)) if self.tokenize else answer(404, b"{}")
+                    writer.write(ids)
                     continue
                 if text.startswith((f"GET {self.health[0]} ", "GET /metrics")):
                     size = text.startswith("GET /metrics")

@@ -135,7 +135,7 @@ async def ended_amid_answers(url: str, body: Any, end: Callable[[], None]) -> As
             seen = await cut_off(answer, seen)
         assert_said_to_be_cut(seen)
         assert await asking == (200, "b1", WHOLE)
-        # The stream is not asked for again: its tokens would come twice.
+        # The server of ours has no /tokenize, so it cannot go on with the stream.
         assert [json.loads(call.body) for call in other.calls] == [body]
         await is_up(scene, "b0", False)
         async with scene.post(body) as answer:
