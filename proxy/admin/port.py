@@ -95,7 +95,7 @@ class Admin:
             case "POST", "/preview":
                 return await self._preview(request)
             case "POST", path if (named := named_backend(path)) is not None:
-                return self._drain_one(*named)
+                return await self._drain_one(*named, now="now" in query_of(request))
             case "GET", "/":
                 return web.Response(body=self._page, content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -117,12 +117,18 @@ class Admin:
         fields["events"] = self._services.events.within(fields["kept_s"])
         return fields
 
-    def _drain_one(self, name: str, state: str) -> web.Response:
-        """Take a backend out of use, or back. 404 if it is unknown."""
+    async def _drain_one(self, name: str, state: str, *, now: bool) -> web.Response:
+        """Take a backend out of use, or back. 404 if it is unknown.
+
+        Args:
+            now: other backends go on with its streams, as far as they can.
+        """
         backends, core_backends = self._services.backends, self._driver.shaper.backends
         if name not in backends.links or name not in core_backends:
             return unknown_backend(name, backends.links)
         backends.drain(name, drained=state == "drain")
+        if now and state == "drain":
+            await self._services.relay.move_off(backends.links[name])
         backend = core_backends[name]
         fields = {
             "backend": name,

@@ -17,8 +17,9 @@ from forebay.traces.ground.errors import InputError
 
 EXAMPLE = """Give a backend of a running proxy no new work, and wait until it is empty.
 
-Running requests finish, and waiting requests go to other backends. Then the server can be
-stopped or restarted. It gets work again after --undo, or when the proxy restarts.
+Running requests finish, and waiting requests go to other backends. With --now other
+backends go on with running streams, as far as they can. Then the server can be stopped or
+restarted. It gets work again after --undo, or when the proxy restarts.
 Exit status 0: empty; 1: requests still run there after --timeout.
 
 Example:
@@ -35,6 +36,7 @@ app = new_app(help=EXAMPLE)
 def drain(
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the backend")],
     undo: Annotated[bool, typer.Option("--undo", help="give it work again")] = False,
+    now: Annotated[bool, typer.Option("--now", help="move running streams to others")] = False,
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="longest wait until it is empty; 0s: none")
     ] = "10m",
@@ -45,10 +47,11 @@ def drain(
         patience_s = float(seconds(timeout))
     except ValueError as error:
         raise InputError(f"--timeout {timeout}: {error}") from None
-    target = f"/backends/{quote(name, safe='')}/{'ready' if undo else 'drain'}"
+    state = "ready" if undo else "drain?now" if now else "drain"
+    target = f"/backends/{quote(name, safe='')}/{state}"
     answer = ask_json(admin, target, "backend", b"{}")
     if not undo:
-        answer = _wait_empty(admin, name, answer, patience_s)
+        answer = _wait_empty(admin, target, answer, patience_s)
     left = 0 if undo else answer["in_flight"]
     if as_json:
         sys.stdout.write(json.dumps(answer) + "\n")
@@ -62,11 +65,13 @@ def drain(
         raise typer.Exit(1)
 
 
-def _wait_empty(admin: str, name: str, answer: dict[str, Any], patience_s: float) -> dict[str, Any]:
+def _wait_empty(
+    admin: str, target: str, answer: dict[str, Any], patience_s: float
+) -> dict[str, Any]:
     """Return the state of the backend once nothing runs there, or when the patience is over."""
     until = time.monotonic() + patience_s
     while answer["in_flight"] and time.monotonic() < until:
         time.sleep(LOOK_S)
-        # A repeated drain changes nothing, and reports the requests that still run.
-        answer = ask_json(admin, f"/backends/{quote(name, safe='')}/drain", "backend", b"{}")
+        # A repeated drain reports the requests that still run, and moves streams begun since.
+        answer = ask_json(admin, target, "backend", b"{}")
     return answer

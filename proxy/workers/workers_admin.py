@@ -92,7 +92,7 @@ class WorkersAdmin:
             case "POST", "/preview":
                 return await self._preview(request)
             case "POST", path if (named := named_backend(path)) is not None:
-                return await self._drain_one(path, named[1])
+                return await self._drain_one(path, named[1], request.raw_path)
             case "GET", "/":
                 return web.Response(text=self._page(), content_type="text/html", charset="utf-8")
             case "POST", "/drain":
@@ -127,9 +127,9 @@ class WorkersAdmin:
             status=status, text=next(iter(said.values())) if same else "".join(lines)
         )
 
-    async def _drain_one(self, path: str, state: str) -> web.Response:
+    async def _drain_one(self, path: str, state: str, target: str) -> web.Response:
         """Take a backend out of use in each worker, or back. Workers that start later follow."""
-        answers = await self._ask(path, "POST")
+        answers = await self._ask(target, "POST")
         good = [orjson.loads(body) for status, body in answers.values() if status == 200]
         if not good:
             status, body = next(iter(answers.values()), (0, b""))

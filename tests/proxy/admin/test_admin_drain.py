@@ -130,7 +130,7 @@ class Admin:
         assert body is not None  # a POST
         self.asked.append(target)
         count = self.left.pop(0) if len(self.left) > 1 else self.left[0]
-        draining = target.endswith("drain")
+        draining = "drain" in target
         return json.dumps({"backend": "g 0", "draining": draining, "in_flight": count}).encode()
 
 
@@ -138,6 +138,7 @@ class Admin:
     ("words", "in_flight", "status", "says"),
     [
         ([], [2, 1, 0], 0, "g 0 is drained: nothing runs there"),
+        (["--now"], [2, 1, 0], 0, "g 0 is drained: nothing runs there"),
         (["--timeout", "0s"], [2], 1, "g 0 gets no new work; 2 of its requests still run"),
         (["--undo"], [2], 0, "g 0 takes work again"),
     ],
@@ -155,7 +156,7 @@ def test_the_command_waits_until_it_is_empty(
     monkeypatch.setattr(drain_cli, "LOOK_S", 0.0)
     assert main(["drain", "g 0", *words]) == status
     assert says in capsys.readouterr().err
-    state = "ready" if "--undo" in words else "drain"
+    state = "ready" if "--undo" in words else "drain?now" if "--now" in words else "drain"
     assert set(admin.asked) == {f"/backends/g%200/{state}"}
     assert main(["drain", "g 0", *words, "--json"]) == status
     assert json.loads(capsys.readouterr().out)["backend"] == "g 0"
