@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from fakes.faulty_backends import ABORT, End, error_event
 from fakes.text_engine import TEXT, WORDS, TextEngine
-from stages.proxy_stage import ONE_SLOT, Stage, answer, on_stage, settle, until
+from stages.proxy_stage import ONE_SLOT, Call, Stage, answer, on_stage, settle, until
 from stages.vllm_stage import payloads
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True}
@@ -282,3 +282,26 @@ async def test_a_drain_now_leaves_what_nobody_can_go_on_with(why: str) -> None:
         assert text_of(got) == TEXT
         assert not other.asked
         await asyncio.sleep(2.0)
+
+
+async def test_heartbeats_came_before_it() -> None:
+    class Late(TextEngine):
+        async def serve(self, call: Call) -> None:
+            await asyncio.sleep(5.0)
+            await TextEngine.serve(self, call)
+
+    async with before(Late(dies_after=7), Late(), timeouts={"keep_alive": "1s"}) as on:
+        got, whole = await ask(on, CHAT | USAGE)
+    assert whole
+    assert got.startswith(b": keep-alive\n\n")
+    assert text_of(got) == TEXT
+
+
+async def test_all_that_were_on_a_server_go_on() -> None:
+    """A lost connection is outside the share of retries, as nothing is computed twice."""
+    dying = TextEngine(dies_after=7)
+    async with before(dying, TextEngine(), TextEngine()) as on:
+        streams = [ask(on, CHAT | USAGE | {"user": str(number)}) for number in range(30)]
+        told = await asyncio.gather(*streams)
+    assert len(dying.asked) >= 10
+    assert [(whole, text_of(got)) for got, whole in told] == [(True, TEXT)] * 30
