@@ -41,7 +41,9 @@ PROMPTS = [task.format(topic) for task, topic in product(TASKS, TOPICS)]
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Running]]:
     python, model = needed_vllm_python(), real_model()
-    folder, flags = tmp_path_factory.mktemp("vllm"), ("--load-format", "auto")
+    folder = tmp_path_factory.mktemp("vllm")
+    # In bfloat16 two words are often equally likely: a prefill and steps round them otherwise.
+    flags = "--load-format", "auto", "--dtype", "float32"
     with vllm_process(python, model, folder / "0.log", *flags) as one, \
             vllm_process(python, model, folder / "1.log", *flags) as two:  # fmt: skip
         yield [one, two]
@@ -170,7 +172,7 @@ async def test_killed_streams_are_the_direct_answers(servers: list[Running]) -> 
     figures = f"{killed} killed, {moved:.0f} moved, {len(different)} differ"
     print("\n".join(["", figures, *different]), file=sys.stderr, flush=True)
     assert killed - moved <= killed / 10  # the text was complete, and so was the rest
-    assert len(different) <= killed // 100
+    assert len(different) <= max(1, killed // 100)
 
 
 async def test_a_server_that_is_killed_costs_its_clients_nothing(servers: list[Running]) -> None:
