@@ -34,6 +34,7 @@ ALLOW = {  # the methods of each path
     **dict.fromkeys(("/preview", "/drain", "/reload"), "POST"),
 }
 PARAMETERS = {  # of each path that takes any
+    "/capture": ("offset",),
     "/metrics": ("ago",),
     "/status": ("request",),
     "/requests": ("by", "count", "bucket", "since_s"),

@@ -25,7 +25,7 @@ def write_hour(folder: Path, outcomes: Sequence[SimOutcome]) -> tuple[Path, Path
         rows.started(record)
     with ledger.open("wb") as lines, capture.open("wb") as prompts:
         for record, outcome in sorted(records, key=lambda pair: pair[1].finished_s or 0.0):
-            for due in rows.finished(record):
+            for due in rows.finished(record, 200, outcome.finished_s or 0.0):
                 prompts.write(row_bytes(rows.row(due)))
             if outcome.finished_s is not None:
                 _write(lines, record, outcome.finished_s)
