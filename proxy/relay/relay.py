@@ -108,7 +108,7 @@ class Relay:
         assert outgoing is not None
         if outgoing is not response:  # the client has a part of it, and no backend goes on
             shaped.record.reason = "upstream_stream_error"
-            event = stream_error_event()
+            event = stream_error_event("")
             await end_with(event, shaped.incoming, outgoing, self._watchdog, whole=False)
         return outgoing
 

@@ -216,7 +216,7 @@ class Stream:
                     await outgoing.write_eof()
                     watch.writing_since = None
                     await self._end_of_framing()
-                elif self._sent is not None and not (self._sent.lost or self._limit):
+                elif self._can_go_on():
                     raise self._stopped()
                 else:
                     self._listener.cut(self._limit)
@@ -258,7 +258,13 @@ class Stream:
     def move(self) -> None:
         """Stop here, so that another backend goes on."""
         self._moved = True
-        self._response.fail(StalledUpstream("the backend is drained"))
+        self._response.fail(UpstreamFault("the backend is drained"))
+
+    def _can_go_on(self) -> bool:
+        """True if another backend may go on. An event that is too large would be so again."""
+        if self._sent is None or self._sent.lost:
+            return False
+        return not self._limit or isinstance(self._fault, StalledUpstream)
 
     def _stopped(self) -> Failure:
         """Return the failure of a backend in the middle of its answer."""

@@ -68,14 +68,18 @@ def _fit(sources: Sequence[Path], options: FitOptions, flags: EngineFlags) -> Ru
 
 
 def _refuse_trace(path: Path) -> None:
-    """Raise InputError for a capture: it has the requests, and not how long they took."""
+    """Raise InputError for a capture. The usage ledger says what each request took."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         start = file.readline()
-    if b'"arrival_s"' in start and b'"input_tokens"' in start and b"ttft" not in start:
+    if (
+        b'"arrival_s"' in start
+        and b'"input_tokens"' in start
+        and (b"ttft" not in start or b'"observed"' in start)
+    ):
         raise InputError(
-            f"{path}: is a trace, which has no times; give the proxy's usage ledger "
+            f"{path}: is a trace; give the proxy's usage ledger "
             f"(usage.path) of that hour, and --trace {path}"
         )
 

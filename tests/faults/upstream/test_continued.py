@@ -189,7 +189,7 @@ async def test_another_server_that_cannot_go_on(which: str) -> None:
         assert not whole
         await settle()
         on.assert_nothing_held()
-        async with on.client.get(on.proxy.admin_url + "/requests?slowest=1") as response:
+        async with on.client.get(on.proxy.admin_url + "/requests?by=slowest") as response:
             assert response.status == 200
     assert TEXT.startswith(text_of(got))
     assert len(text_of(got)) >= len("".join(WORDS[:7]))

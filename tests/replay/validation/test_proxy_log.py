@@ -100,7 +100,7 @@ def test_too_little_or_another_file_is_one_clear_line(tmp_path: Path) -> None:
         read_log(few)
     said = forebay("engine", "fit", str(capture), "--model", "llama-3-8b", "--gpu", "h200")
     assert said.returncode != 0
-    assert "is a trace, which has no times; give the proxy's usage ledger" in said.stderr
+    assert "is a trace; give the proxy's usage ledger" in said.stderr
     (tmp_path / "more").mkdir()
     ledger, _ = write_hour(tmp_path / "more", hour(220))
     with pytest.raises(InputError, match="--trace has 0 of its 220 requests"):
