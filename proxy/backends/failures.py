@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
+import orjson
 from aiohttp import web
 
 from forebay.proxy.backends.retries import Retry
@@ -148,6 +149,24 @@ def full(answer: web.Response, headers: Mapping[str, str]) -> Failure:
     if "retry-after" not in answer.headers:
         answer.headers.update(retry_headers(1.0))
     return Failure("full", answer, verdict="full", retry_after_s=after_s)
+
+
+def event_failure(error: dict[str, Any], headers: Mapping[str, str]) -> Failure:
+    """Make the failure of a stream whose first event is an error.
+
+    Args:
+        headers: our headers of the response.
+    """
+    code = error.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 502
+    body = orjson.dumps({"error": error})
+    own = {**headers, "content-type": "application/json"}
+    answer = web.Response(status=status, headers=own, body=body)
+    if status in BUSY_STATUSES:
+        return full(answer, {})
+    if status < 500:
+        return Failure("4xx_event", answer, "never", "answered")
+    return Failure("5xx_event", answer)
 
 
 def _seconds(text: str | None) -> float:

@@ -22,9 +22,9 @@ from forebay.proxy.http1.client.backend_errors import (
     LostConnection,
     OwnLimit,
 )
-from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.backend_request import BackendRequest, StreamListener
 from forebay.proxy.relay.exchange import Answer, exchange
-from forebay.proxy.relay.stream import UPSTREAM_ERRORS, StreamListener
+from forebay.proxy.relay.stream import UPSTREAM_ERRORS
 from forebay.proxy.relay.timeouts import Limit, StalledUpstream, Watchdog
 
 

@@ -86,3 +86,24 @@ class BackendRequest:
     heartbeats: bool = False
     sent: SentText | None = None
     outgoing: web.StreamResponse | None = None
+
+
+class StreamListener:
+    """Receives the events of a stream that matter to metrics and to the policy."""
+
+    __slots__ = ()
+
+    def first_event(self) -> None:
+        """The first event has come, and it is no error."""
+
+    def usage(self, usage: dict[str, Any]) -> None:
+        """The stream is complete, and this was its usage."""
+
+    def no_usage(self, events: int) -> None:
+        """The stream is complete, without usage: it had `events` events."""
+
+    def response_kept(self, response_id: str) -> None:
+        """The response has an id by which a later request may refer to it."""
+
+    def cut(self, limit: str) -> None:
+        """The stream ended too early. `limit` names the proxy's limit that ended it, or is ""."""

@@ -16,8 +16,8 @@ from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.http1.headers import to_client
-from forebay.proxy.relay.backend_request import BackendRequest
-from forebay.proxy.relay.stream import Stream, StreamListener
+from forebay.proxy.relay.backend_request import BackendRequest, StreamListener
+from forebay.proxy.relay.stream import Stream
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.relay.whole_answer import LargeAnswer, read_small
 

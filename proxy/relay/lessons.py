@@ -8,9 +8,8 @@ from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.driver import Grant
 from forebay.proxy.kv_events.tokenize import Translator
-from forebay.proxy.relay.backend_request import ShapedRequest
+from forebay.proxy.relay.backend_request import ShapedRequest, StreamListener
 from forebay.proxy.relay.kept_responses import KeptResponses
-from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import Watchdog
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import CUT, RequestRecord

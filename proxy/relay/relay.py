@@ -108,7 +108,7 @@ class Relay:
         assert outgoing is not None
         if outgoing is not response:  # the client has a part of it, and no backend goes on
             shaped.record.reason = "upstream_stream_error"
-            event = stream_error_event("")
+            event = stream_error_event(shaped.sent.limit if shaped.sent is not None else "")
             await end_with(event, shaped.incoming, outgoing, self._watchdog, whole=False)
         return outgoing
 
@@ -147,8 +147,10 @@ class Relay:
         shaped.missed = failure.kind == NO_MODEL
         if shaped.missed:
             self._backends.models.forget(link, shaped.parsed.model)
+        if failure.kind == MID_STREAM:
+            self._backends.faults.limited(link.name, failure.limit)
         if failure.kind != MOVED:
-            self._metrics.upstream_error(link.name, failure.kind)
+            self._metrics.upstream_error(link.name, "own_limit" if failure.limit else failure.kind)
 
     async def _sent_again(
         self, shaped: ShapedRequest, grant: Grant, link: BackendLink, failure: Failure,

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from aiohttp import web
 
-from forebay.proxy.backends.failures import BUSY_STATUSES, MID_STREAM, MOVED, Failure, full
+from forebay.proxy.backends.failures import MID_STREAM, MOVED, Failure, event_failure
 from forebay.proxy.backends.link import BackendLink
+from forebay.proxy.backends.retries import Retry
 from forebay.proxy.http1.client.backend_errors import (
     BrokenAnswer,
     LostConnection,
@@ -19,7 +19,7 @@ from forebay.proxy.http1.client.connection import Sink, UpstreamResponse
 from forebay.proxy.http1.errors import stream_error_event, upstream_error
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES
-from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.backend_request import BackendRequest, StreamListener
 from forebay.proxy.relay.delivery import (
     CLIENT_LEFT,
     UNTAKEN_BYTES,
@@ -40,27 +40,6 @@ from forebay.traces.ground.sse import (
 
 UPSTREAM_ERRORS = (UpstreamFault, MalformedStream)
 DONE_GRACE_S = 1.0  # wait for the end of the framing after [DONE], to keep the connection
-
-
-class StreamListener:
-    """Receives the events of a stream that matter to metrics and to the policy."""
-
-    __slots__ = ()
-
-    def first_event(self) -> None:
-        """The first event has come, and it is no error."""
-
-    def usage(self, usage: dict[str, Any]) -> None:
-        """The stream is complete, and this was its usage."""
-
-    def no_usage(self, events: int) -> None:
-        """The stream is complete, without usage: it had `events` events."""
-
-    def response_kept(self, response_id: str) -> None:
-        """The response has an id by which a later request may refer to it."""
-
-    def cut(self, limit: str) -> None:
-        """The stream ended too early. `limit` names the proxy's limit that ended it, or is ""."""
 
 
 class Stream:
@@ -168,25 +147,13 @@ class Stream:
             raise Failure("empty", upstream_error())
         event = parse_event(payload)
         if event.error is not None:
-            raise self._error(event.error)
+            raise event_failure(event.error, self._headers)
         if event.finish_reason == "abort":
             raise Failure("abort", upstream_error())
         if event.kind in self._opens:
             return False
         self._listener.first_event()
         return True
-
-    def _error(self, error: dict[str, Any]) -> Failure:
-        code = error.get("code")
-        status = code if isinstance(code, int) and 400 <= code < 600 else 502
-        headers = {**self._headers, "content-type": "application/json"}
-        body = orjson.dumps({"error": error})
-        answer = web.Response(status=status, headers=headers, body=body)
-        if status in BUSY_STATUSES:
-            return full(answer, {})
-        if status < 500:
-            return Failure("4xx_event", answer, "never", "answered")
-        return Failure("5xx_event", answer)
 
     async def relay(self) -> web.StreamResponse:
         """Send the stream on to the client, from its first event to its end.
@@ -271,8 +238,11 @@ class Stream:
         if self._moved:
             return Failure(MOVED, upstream_error(), "reserved", "nothing")
         self._link.poke.set()
+        if self._sent is not None:
+            self._sent.limit = self._limit
         lost = isinstance(self._fault, LostConnection)  # it works on nothing any more
-        return Failure(MID_STREAM, upstream_error(), "lost" if lost else "shared", "nothing")
+        retry: Retry = "lost" if lost else "shared"
+        return Failure(MID_STREAM, upstream_error(), retry, "nothing", limit=self._limit)
 
     def _sinks(
         self, transport: asyncio.Transport, watch: TimeoutWatch, chunked: bool

@@ -19,9 +19,8 @@ from forebay.proxy.http1 import errors
 from forebay.proxy.http1.headers import to_backend
 from forebay.proxy.http1.server.byte_budget import RequestMemory
 from forebay.proxy.relay.attempts import Attempts
-from forebay.proxy.relay.backend_request import BackendRequest
+from forebay.proxy.relay.backend_request import BackendRequest, StreamListener
 from forebay.proxy.relay.lessons import note_cut
-from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.record import RequestRecord
 from forebay.traces.ground.sse import read_object

@@ -14,8 +14,8 @@ from forebay.proxy.http1.client.backend_errors import AnswerTooLarge, OwnLimit, 
 from forebay.proxy.http1.client.connection import UpstreamResponse
 from forebay.proxy.http1.headers import to_client
 from forebay.proxy.http1.server.byte_budget import SMALL_BYTES, RequestMemory
+from forebay.proxy.relay.backend_request import StreamListener
 from forebay.proxy.relay.delivery import CLIENT_LEFT, is_chunked, piece_sink
-from forebay.proxy.relay.stream import StreamListener
 from forebay.proxy.relay.timeouts import TimeoutWatch, Watchdog
 from forebay.traces.ground.sse import read_object
 

@@ -95,14 +95,16 @@ class SentText:
         ended: an event with a reason to finish has been sent.
         counted: the usage has been sent.
         tokens: tokens of the text that the present backend was given as a prompt.
+        limit: a sentence about the limit of this proxy that ended the last part, or "".
     """
 
-    __slots__ = ("_again", "_head", "counted", "ended", "lost", "text", "tokens")
+    __slots__ = ("_again", "_head", "counted", "ended", "limit", "lost", "text", "tokens")
 
     def __init__(self) -> None:
         self.text = bytearray()
         self.lost = self.ended = self.counted = False
         self.tokens = 0
+        self.limit = ""
         self._head: dict[str, Any] = {}  # of the first event
         self._again: int | None = None  # white space that comes again; None: the first backend
 
