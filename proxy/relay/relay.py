@@ -147,10 +147,12 @@ class Relay:
         shaped.missed = failure.kind == NO_MODEL
         if shaped.missed:
             self._backends.models.forget(link, shaped.parsed.model)
-        if failure.kind == MID_STREAM:
+        kind = failure.kind
+        if kind == MID_STREAM and failure.limit:
+            kind = "own_limit"
             self._backends.faults.limited(link.name, failure.limit)
-        if failure.kind != MOVED:
-            self._metrics.upstream_error(link.name, "own_limit" if failure.limit else failure.kind)
+        if kind != MOVED:
+            self._metrics.upstream_error(link.name, kind)
 
     async def _sent_again(
         self, shaped: ShapedRequest, grant: Grant, link: BackendLink, failure: Failure,

@@ -51,6 +51,7 @@ WHAT_TO_DO = {
     "too_many_items": "send fewer messages, content parts or values",
     "unsupported_encoding": "send the body plain, or in a coding of the header `Accept-Encoding`",
     "unsupported_value": "leave the field out: the proxy does not pass this value on",
+    "unknown_parameter": "give only the parameters of the path",
     "upstream_error": "retry; the operator looks at the backend's log",
     "upstream_stream_error": "retry: the answer is not complete",
     "upstream_timeout": "retry, or raise `timeouts.first_token`",
