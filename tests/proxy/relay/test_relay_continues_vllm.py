@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.timeout(580), pytest.mark.real_time]
 STREAMS = int(os.environ.get("FOREBAY_KILLED_STREAMS", "24"))
 SECONDS = 420.0  # no stream begins later
 TOKENS = 32
+FEWEST_EVENTS = 4  # of an answer that is cut before its reason to finish
 TASKS = (
     "Write a short poem about {}.", "List three facts about {}, one on each line.",
     "What is {}? Answer in two sentences.", "Write a Python function named {} that adds numbers.",
@@ -157,12 +158,14 @@ async def test_killed_streams_are_the_direct_answers(servers: list[Running]) -> 
     dice, until_s = random.Random(7), time.monotonic() + SECONDS
     async with scene(servers) as (on, wires):
         numbers = dice.sample(range(len(PROMPTS)), min(len(PROMPTS), max(6, STREAMS // 20)))
-        direct = {number: await ask(on, servers[1].url, number) for number in numbers}
+        asked = {number: await ask(on, servers[1].url, number) for number in numbers}
+        direct = {number: said for number, said in asked.items() if said.events >= FEWEST_EVENTS}
+        numbers = list(direct)
         different, killed = [], 0
         while killed < STREAMS and time.monotonic() < until_s:
             number, name = numbers[killed % len(numbers)], f"cut-{killed}"
             # The last events come at one instant: behind the reason to finish, usage is missing.
-            at = wires.cuts[name] = dice.randrange(1, max(2, direct[number].events - 1))
+            at = wires.cuts[name] = dice.randrange(1, direct[number].events - 1)
             said = await ask(on, on.url, number, name)
             killed += 1
             if said != direct[number]:
