@@ -88,14 +88,22 @@ class Wires:
                     left = max(0, left - len(events))
                     writer.write(data)
             asking.cancel()
-            writer.close()
-            there.close()
+            for end in (writer, there):
+                end.close()
+                with suppress(ConnectionError):
+                    await end.wait_closed()
 
-        server = await asyncio.start_server(carry, "127.0.0.1", 0)
+        carrying = set[asyncio.Task[None]]()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            carrying.add(asyncio.create_task(carry(reader, writer)))
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
             server.close()
+            await asyncio.gather(*carrying)
 
 
 def body_of(number: int) -> tuple[str, dict[str, Any]]:
