@@ -29,6 +29,7 @@ OF_VLLM = {"invalid_json", "invalid_type", "context_length_exceeded", "unsupport
 OURS = {
     "repeated_key": "a server may take the first of two keys where the proxy takes the last",
     "too_many_items": "to read so many lists and objects would hold up everybody",
+    "unknown_parameter": "only the admin port says so",
     "uuid_not_allowed": "vLLM caches such media for all tenants",
     "request_too_large": "memory",
     "request_timeout": "memory",

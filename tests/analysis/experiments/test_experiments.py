@@ -99,7 +99,7 @@ def test_hol_prints_the_trade_off(tmp_path: Path, capsys: pytest.CaptureFixture[
     for way in ("round_robin", "proxy"):
         whole, chunked = (facts[f"worst_stall_s.{way}.{how}"] for how in ("whole", "chunked"))
         assert chunked < 0.5 * whole
-    assert len(facts["fleet"]) == 4
+    assert len(facts["fleet"]) == 8
     assert "with chunked prefill the proxy" in found["sentence"]
     table = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert [float(r["worst_gap_s"]) for r in table] == [r["worst_gap_s"] for r in found["rows"]]

@@ -54,7 +54,7 @@ async def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
     text = re.sub(r' (?:data-label|title)="[^"]*"', "", page)
     assert '<td class="up">gpu0</td><td>0 / 640</td>' in text
     assert '<td class="down">gpu1, down</td>' in text
-    assert re.search(r"<li>gpu1 is down for \d+ s: no connection</li>", text)
+    assert re.search(r"<li>gpu1 has been down for \d+ s: no connection</li>", text)
     assert "<li>the proxy only observes: it queues and rejects nothing</li>" in text
     assert "ready · 0 active" in text
     assert re.search(r"<td>chat</td><td>[\d.]+</td>(<td>[^<]*</td>){2}<td>", text)
