@@ -292,7 +292,8 @@ def test_a_replay_calibrates_and_the_fit_predicts(vllm: str, model: Path, tmp_pa
     told = json.loads(done.stdout)
     written = read_calibration(file).as_json()
     assert written == {key: told[key] for key in written}
-    assert {"step_s", "request_s"} & set(told["fitted"])
+    # The steps of so small a model are alike: their time or their bandwidth explains them.
+    assert {"step_s", "request_s", "decode_bandwidth"} & set(told["fitted"])
 
     config = EngineConfig(
         str(model / "config.json"), str(tmp_path / "gpu.json"), max_model_len=CONTEXT,
