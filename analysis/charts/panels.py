@@ -63,6 +63,7 @@ class Panel:
     Attributes:
         note: a place on the x axis, and its label.
         key_left: puts the key at the bottom left instead of the bottom right.
+        key_top: puts it at the top.
         keyed: False leaves the key out, for a panel below another of the same series.
         tooltip: the words of a point, from the name of its series and the labels of its place.
     """
@@ -72,6 +73,7 @@ class Panel:
     y: Axis
     note: tuple[float, str] | None = None
     key_left: bool = False
+    key_top: bool = False
     keyed: bool = True
     tooltip: str = "{name}: {x}, {y}"
 
@@ -150,8 +152,10 @@ def _draw(panel: Panel) -> list[str]:
         drawn.append(svg.text(at + side, row, panel.note[1], "key", anchor))
     for number, series in enumerate(panel.series):
         drawn += _series(number, series, x, y, panel)
-    # The key ends just above the x axis.
+    # The key ends just above the x axis, or begins below the top.
     top = bottom - 10 - KEY_ROW * (len(panel.series) - 1)
+    if panel.key_top:
+        top = y.end + KEY_ROW
     for number, series in enumerate(panel.series if panel.keyed else ()):
         row = top + KEY_ROW * number
         edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")

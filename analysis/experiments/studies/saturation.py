@@ -337,7 +337,10 @@ class Saturation(Study):
         times = [series for series in times if series.points]
         throughput = [line("throughput", rows, "load", "tokens_per_s")]
         tokens = Axis("output tokens per second", count_label, log=False)
-        return document(Panel(throughput, x, tokens, note), Panel(times, x, Axis("time"), note))
+        return document(
+            Panel(throughput, x, tokens, note),
+            Panel(times, x, Axis("time"), note, key_left=True, key_top=True),
+        )
 
 
 def _row(
