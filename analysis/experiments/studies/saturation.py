@@ -269,9 +269,12 @@ class Saturation(Study):
         return self._saturated(rows, knee) + self._advice(knee, rows[-1])
 
     def _advised(self, knee: Row) -> int:
+        return int((self._beyond_the_cap(knee) or knee)["load"])
+
+    def _beyond_the_cap(self, knee: Row) -> Row | None:
+        """The best load with more seats, if the knee is max_num_seqs itself."""
         seats = self.way.max_num_seqs
-        capped = seats is not None and knee["load"] >= seats and self.tried is not None
-        return int((self.tried if capped and self.tried else knee)["load"])
+        return self.tried if seats is not None and knee["load"] >= seats else None
 
     def _saturated(self, rows: Sequence[Row], knee: Row) -> str:
         last = rows[-1]
@@ -291,15 +294,14 @@ class Saturation(Study):
     def _advice(self, knee: Row, last: Row) -> str:
         """Describe the effect of the advised max_num_seqs at the largest load, or of more seats."""
         advised, tried = self.facts["advised_max_num_seqs"], self.tried
-        seats = self.way.max_num_seqs
         if advised is None:
             return ""
-        if seats is not None and knee["load"] >= seats and tried is not None:
-            more = ratio(tried["tokens_per_s"] / knee["tokens_per_s"])
+        if (best := self._beyond_the_cap(knee)) is not None:
+            more = ratio(best["tokens_per_s"] / knee["tokens_per_s"])
             return (
-                f" The knee is max_num_seqs itself, {seats}. With --max-num-seqs "
-                f"{self.seats_tried}, {tried['load']:g} in flight have {more} the output tokens/s "
-                f"({tried['tokens_per_s']:,.0f}) at {duration(tried['tpot_s'])} per token."
+                f" The knee is max_num_seqs itself, {self.way.max_num_seqs}. With --max-num-seqs "
+                f"{self.seats_tried}, {best['load']:g} in flight have {more} the output tokens/s "
+                f"({best['tokens_per_s']:,.0f}) at {duration(best['tpot_s'])} per token."
             )
         words = f" Give --max-num-seqs {advised}"
         if tried is None:
