@@ -116,10 +116,13 @@ HERE: Mapping[int, str] = {
     119: "{tpot|attainment:.1%} in time",
 }
 """The cell "here" of a row: {study or command|key|cell=value ...}, or {command|path:format}."""
-STUDY_KINDS = [
-    getattr(import_module(f"forebay.analysis.experiments.studies.{module}"), kind)
-    for module, kind in (place.split(":") for place in STUDIES)
-]
+STUDY_KINDS = {
+    kind.NAME: kind
+    for kind in (
+        getattr(import_module(f"forebay.analysis.experiments.studies.{module}"), name)
+        for module, name in (place.split(":") for place in STUDIES)
+    )
+}
 PLACE = re.compile(r"\{([^{}]+)\}")
 ROW = re.compile(r"^(\| (\d+) \| (?:.+?) \| (?:.*?) \| (?:.+?) \| )(.+?)( \| .*)$", re.MULTILINE)
 
@@ -142,8 +145,7 @@ def _value(name: str, key: str, *where: str) -> str:
 
 def kinds_of(command: str) -> dict[str, str]:
     """The kind of each column of a study, by its key."""
-    kinds = [HolFleet] if "--fleet" in command else STUDY_KINDS
-    (kind,) = [k for k in kinds if k is HolFleet or command.split()[2] == k.NAME]
+    kind = HolFleet if "--fleet" in command else STUDY_KINDS[command.split()[2]]
     return {column.key: column.kind for column in kind.COLUMNS}
 
 
