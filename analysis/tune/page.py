@@ -1,4 +1,4 @@
-"""Write the answer as one page that needs no other file: verdict, picture, table, what to type."""
+"""Write the answer as one page that needs no other file: verdict, picture, table, commands."""
 
 import math
 from collections.abc import Callable, Sequence

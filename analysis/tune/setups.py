@@ -36,7 +36,7 @@ class SetUp:
     """One set-up.
 
     Attributes:
-        change: how much of the present set-up it changes, 0 for nothing.
+        change: the weight of its changes to the present set-up, 0 for none.
         lost: a sentence on the loss of a spare, or "".
     """
 
@@ -87,7 +87,7 @@ def _proposed(base: Scenario, peak: int) -> Iterator[Proposal]:
         f"flag {flag}": ({"long_prefill_token_threshold": flag}, FLAG),
         "scheduler class": ({"scheduler_cls": FOREBAY_CLASS}, SCHEDULER),
     }
-    # A flag may do what a proxy does, so the present router gets the flags, too.
+    # A flag may have the effect of a proxy, so the present router gets the flags, too.
     for name, (values, change) in flags.items():
         yield f"{AS_IT_IS}, {name}", _changed(base, {}, values), change, ""
     flags[f"max-num-seqs {seqs}"] = ({"max_num_seqs": seqs}, SEQS)

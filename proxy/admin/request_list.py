@@ -21,7 +21,7 @@ Order = Literal["slowest", "rejected"]
 MOST_ROWS = 100
 DEFAULT_ROWS = 10
 BAD_QUERY = "bad_query"  # code of the error on the admin port
-MOST_COUNTED = 2_000  # receipts that one look adds up, in about 5 ms
+MOST_COUNTED = 2_000  # receipts that a request adds up, in about 5 ms
 COMPARED = 1_000  # tokens; the speeds of backends are compared for ten times as many
 UPSTREAM_ERROR = upstream_error().code
 

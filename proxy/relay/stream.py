@@ -64,11 +64,11 @@ class Stream:
         dialect, opening = request.dialect, request.opening
         self._incoming = request.incoming
         self._hides_usage = request.hides_usage
-        # What the client has been sent, perhaps by another backend before this one.
+        # The text that the client has, perhaps from another backend.
         self._sent = sent = request.sent
         self.outgoing = request.outgoing
         self._joins = request.outgoing is not None
-        # What the API says about its events.
+        # The event types of the API.
         self._until_done = dialect is not None
         self._opens = dialect.opens if dialect is not None else frozenset()
         self._ping = dialect.ping if dialect is not None else ""
@@ -257,7 +257,7 @@ class Stream:
         sent, feed = self._sent, self._scanner.feed
         plain: Callable[[bytes], bool] = self._scanner.plain
         plain_chunks: Callable[[bytes], bool] = self._chunks.plain
-        # The last event looks like any other, or events are made those of one stream.
+        # The last event looks like any other, or the names of events are replaced.
         if self._ends or self._joins:
             plain = plain_chunks = _never
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size

@@ -165,9 +165,8 @@ class Saturation(Study):
         # A share of all requests sent: a server that rejects half of them completes half the rate.
         achieved = middle_rate(done) * len(done) / len(load.seen)
         tokens = sum(reply.asked_tokens or 0 for reply in load.answered)
-        steady = sorted(load.seen, key=lambda reply: reply.intended_s or 0.0)[
-            len(load.seen) // 10 :
-        ]
+        in_order = sorted(load.seen, key=lambda reply: reply.intended_s or 0.0)
+        steady = in_order[len(in_order) // 10 :]
         row = _row(load, steady, rate, achieved, tokens * achieved / len(done))
         return row | {"offered_per_s": offered}
 
