@@ -230,3 +230,30 @@ INFERENCE_SIM: dict[str, dict[str, Any]] = {
     "Mixtral-8x7B": CONFIGS["mistralai/Mixtral-8x7B-v0.1"],
 }  # fmt: skip
 """The models whose runs inference-sim publishes."""
+
+_FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+LOW_PRECISION: dict[str, dict[str, Any]] = {
+    "gpt-oss-120b": CONFIGS["openai/gpt-oss-120b"],
+    "Qwen3-235B-A22B-FP8": CONFIGS["Qwen/Qwen3-235B-A22B"] | _FP8,
+    "MiniMax-M2.5": {
+        "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
+        "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8,
+        "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8,
+        "vocab_size": 200_064, "max_position_embeddings": 196_608, "tie_word_embeddings": False,
+        **_FP8,
+    },
+    "Kimi-K2.5": {
+        "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "n_routed_experts": 384, "num_experts_per_tok": 8,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "vocab_size": 163_840, "max_position_embeddings": 262_144, "tie_word_embeddings": False,
+        "quantization_config": {
+            "quant_method": "compressed-tensors", "ignore": ["re:.*self_attn.*"],
+            "config_groups": {"group_0": {"input_activations": None, "weights": {
+                "type": "int", "num_bits": 4, "group_size": 32}}},
+        },
+    },
+}  # fmt: skip
+"""Mixtures of experts whose runs in low precision InferenceMAX and others publish."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import LOW_PRECISION
 from fakes.op_tables import needs_tables, tables_folder
 
 from forebay.replay.engine.config import EngineConfig
@@ -150,31 +150,6 @@ def test_generations_follow_from_a_data_sheet() -> None:
         assert kernels_of(find_gpu(name)) is kernels
 
 
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt-oss-120b": CONFIGS["openai/gpt-oss-120b"],
-    "Qwen3-235B-A22B-FP8": CONFIGS["Qwen/Qwen3-235B-A22B"] | FP8,
-    "MiniMax-M2.5": {
-        "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536,
-        "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8,
-        "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8,
-        "vocab_size": 200_064, "max_position_embeddings": 196_608, "tie_word_embeddings": False,
-        **FP8,
-    },
-    "Kimi-K2.5": {
-        "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18_432,
-        "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 64,
-        "num_key_value_heads": 64, "n_routed_experts": 384, "num_experts_per_tok": 8,
-        "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 512,
-        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "vocab_size": 163_840, "max_position_embeddings": 262_144, "tie_word_embeddings": False,
-        "quantization_config": {
-            "quant_method": "compressed-tensors", "ignore": ["re:.*self_attn.*"],
-            "config_groups": {"group_0": {"input_activations": None, "weights": {
-                "type": "int", "num_bits": 4, "group_size": 32}}},
-        },
-    },
-}  # fmt: skip
 # aiconfigurator-core 0.12.0, systems/silicon_sample.csv: InferenceMAX with vLLM 0.18 (gpt-oss) and
 # 0.16 (MiniMax, Kimi); the client of Qwen3 with 0.12 is not known. Closed loops, lengths of 80 to
 # 100 %. Model, GPU and number, prompt, answer, in flight, and the means of TTFT and TPOT in ms.
@@ -204,11 +179,11 @@ LARGEST = {"gpt-oss-120b": 0.05, "Qwen3-235B-A22B-FP8": 0.30, "MiniMax-M2.5": 0.
 """Bounds of the median error of TPOT. Qwen3's runs are of an old version, and differ in kind."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LOW_PRECISION)
 def test_served_runs_in_low_precision(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
+    (tmp_path / "config.json").write_text(json.dumps(LOW_PRECISION[name]))
     errors = []
     for _, gpu, gpus, prompt, answer, at_once, ttft_ms, tpot_ms in (
         row for row in SERVED if row[0] == name
