@@ -30,6 +30,12 @@ from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
 
 NOTHING_BEFORE: Final = Before()
+TRIALS: Final = 0.01
+"""Share of the busiest backend's recent tokens. A backend with less is tried as if it were fast.
+Doubled: twice as many chats meet a slow one."""
+TRIAL_S: Final = 1.0
+"""A request whose prefill takes longer, as far as is known, tries nothing. Doubled: so does one of
+two seconds."""
 
 
 class Forecast:
@@ -307,7 +313,17 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
     chosen. Chats alone may give a speed for documents that is somewhat off: it is used to predict
     but not to choose, or all documents that meet idle backends would go to the seemingly fastest.
     A backend of another, slower kind is known from its first chats.
+
+    A backend that gets next to nothing, as it was slow, is tried again by a short prompt: nothing
+    else can change that belief.
     """
+    rarely = TRIALS * max([o.load for o in options], default=0.0)
+    tried = [o for o in options if o.load < rarely and o.proven and o.cold_prefill_s < TRIAL_S]
+    if tried:
+        least_s = min([o.cold_prefill_s for o in options])
+        for option in tried:
+            option.prefill_s *= least_s / option.cold_prefill_s
+            option.cold_prefill_s = least_s
     if not all([o.proven for o in options]):
         least_s = min([o.cold_prefill_s for o in options])
         for option, backend in zip(options, backends, strict=True):

@@ -85,8 +85,8 @@ def avoided(scene: Scene) -> Found:
                 "warning",
                 f"{name} got {got:.0f} requests, {fastest} {sent:.0f}: it is thought to be "
                 f"{times:.1f} times as slow ({backend['prefill_cost']['observations']} prefills)",
-                "check its clocks, temperature and other users; it is measured anew once it gets "
-                "requests, when the others are busy",
+                "check its clocks, temperature and other users; a hundredth of the short prompts "
+                "tries it",
             )
 
 
