@@ -11,7 +11,6 @@ CELL = re.compile(r"(?P<kind>.+) (?P<load>[\d.]+)x on (?P<engines>\d+)(?P<flag> 
 HEADS = ("in time", "goodput", "chats' p99", "documents' p99", "E2E p50")
 assert len(HEADS) == len(FIGURES)
 LISTED = (0, 1, 4)  # places of the figures whose every worse cell is shown
-EQUAL = "100, 100"  # rows with nothing else are named below the table
 LOADS = ("0.8", "1.5", "2")  # load 1 lies between, and is in the result file
 # Why a model can be better, by traffic: "Where a model is better" in docs/research/parts.md.
 CAUSES = {
@@ -44,21 +43,20 @@ def decisions() -> str:
 def _in_time(cells: Cells) -> Iterator[str]:
     yield f"| traffic | engines | {' | '.join(f'load {load}' for load in LOADS)} |"
     yield "| --- | --- |" + " --- |" * len(LOADS)
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    fleets: dict[tuple[str, str], dict[str, Entry]] = {}
     for found, entry in cells.items():
         if found["load"] in LOADS:
-            row = rows.setdefault((found["kind"], found["engines"]), {})
-            row[found["load"]] = _value(entry, 0)
-    equal: dict[str, list[str]] = {}
-    for (kind, engines), by_load in rows.items():
-        if all(pair == EQUAL for pair in by_load.values()):
-            equal.setdefault(kind, []).append(engines)
-            continue
-        yield f"| {kind} | {engines} | {' | '.join(by_load.get(load, '') for load in LOADS)} |"
+            fleets.setdefault((found["kind"], found["engines"]), {})[found["load"]] = entry
+    for kind in dict.fromkeys(kind for kind, _ in fleets):
+        of = {engines: by_load for (name, engines), by_load in fleets.items() if name == kind}
+        engines = min(of, key=lambda engines: _least_lead(of[engines]))
+        shown = [_value(of[engines][load], 0) if load in of[engines] else "" for load in LOADS]
+        yield f"| {kind} | {engines} | {' | '.join(shown)} |"
 
-    if equal:
-        named = (f"{kind} on {', '.join(engines)}" for kind, engines in equal.items())
-        yield f"\nBoth have 100 at these loads: {'; '.join(named)}."
+
+def _least_lead(by_load: dict[str, Entry]) -> float:
+    """Return the smallest ratio of the requests in time, Forebay's by the best model's."""
+    return min(_ratio(entry, 0) or 1.0 for entry in by_load.values())
 
 
 def _worse(cells: Cells) -> Iterator[str]:

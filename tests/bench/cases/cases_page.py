@@ -20,7 +20,6 @@ LOADS = {
     "1.5": "1.5 times the capacity",
     "vendor": "the vendor's own load",
 }
-LOWEST = "0.6"  # most policies have all requests in time there: the long table leaves it out
 NAMES = {
     "least_connections": "least connections", "power_of_two": "power of two",
     "leastconn_8": "HAProxy 8", "leastconn_64": "HAProxy 64", "consistent_hash": "hash",
@@ -120,7 +119,7 @@ def read() -> list[CellResults]:
 
 
 def cases() -> str:
-    """Return the counts, a table for each load of the cells with a loss, and all policies."""
+    """Return the counts, and for each load a table of the cells with a loss."""
     cells = read()
     commits = sorted({cell.ours.commit for cell in cells})
     ours = {len(cell.ours.in_time) for cell in cells}
@@ -136,7 +135,6 @@ def cases() -> str:
     for load, words in LOADS.items():
         title = f"{words[0].upper()}{words[1:]}"
         parts += ["", f"### {title}", "", *_table([cell for cell in cells if cell.load == load])]
-    parts += ["", "### In time, %, of every policy, default flags", "", *_everybody(cells)]
     return "\n".join(parts)
 
 
@@ -229,17 +227,3 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
 
 def _pair(ours: float, best: float) -> str:
     return f"{ours:.3g}, {best:.3g}"
-
-
-def _everybody(cells: list[CellResults]) -> Iterator[str]:
-    names = [name for name in (ROUND_ROBIN, SPLIT, *NAMES) if any(name in c.results for c in cells)]
-    names = list(dict.fromkeys(names))
-    yield f"| case, load | Forebay | {' | '.join(NAMES[name] for name in names)} |"
-    yield "| --- | --- |" + " --- |" * len(names)
-    shown = (cell for cell in cells if not cell.flag and cell.load != LOWEST)
-    for cell in sorted(shown, key=lambda cell: (cell.case, list(LOADS).index(cell.load))):
-        values = [
-            f"{cell.results[name]['in_time']:.0f}" if name in cell.results else "-"
-            for name in names
-        ]
-        yield f"| {cell.case}, {cell.load} | {cell.ours['in_time']:.0f} | {' | '.join(values)} |"
