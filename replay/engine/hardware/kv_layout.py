@@ -5,7 +5,7 @@ memory plays no part here.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from forebay.replay.engine.hardware.layers import Heads, Indexer, Recurrent
 
@@ -33,31 +33,25 @@ PADDED_UP_TO = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes that the memory of a served decoder depends on, as in its `config.json`.
+class DecoderSizes:
+    """Sizes of a decoder as in its `config.json`: for its memory and for its step times.
 
     Attributes:
         layers: attention layers, sliding ones included.
-        ffn: MLP width of one token. With a mixture of experts, of all its experts together.
-        weight_bytes: bytes of the whole model as served, before tensor parallelism.
         sliding_layers: number of layers that keep only a window of the context.
-        sliding_first: the first layer slides.
         sliding_window: tokens of that window.
-        long_window: all layers have a window that is not shorter than the context.
+        sliding_first: the first layer slides.
         chunked: the window starts at multiples of its length (Llama 4), and not at any token.
-        latent: cached numbers for each token and layer of multi-head latent attention (MLA). 0:
-            not MLA.
-        weights_source: source of weight_bytes, as text.
         kv_value_bytes: bytes of a cached number with --kv-cache-dtype auto.
         default_len: context without --max-model-len. 0: `max_model_len`.
         family: `model_type`, which decides what takes adapters.
         value_dim: numbers of one head's value. 0: `head_dim`.
-        language_only: the model also reads images or sounds, for which weight_bytes has nothing.
         gated_attention, tied_values: `gated` and `tied` of `Heads`.
         near: heads of sliding layers. None: as in other layers.
         state: layers with a recurrent state, in addition to attention layers.
         index: indexer of sparse attention.
         mlps: number of MLPs. 0: as many as layers with attention.
+        language_only: the model also reads images or sounds, whose weights are not counted.
     """
 
     name: str
@@ -69,18 +63,14 @@ class ModelShape:
     ffn: int
     vocab: int
     max_model_len: int  # longest context, tokens
-    weight_bytes: int
+    _: KW_ONLY
     sliding_layers: int = 0
     sliding_window: int = 0
     sliding_first: bool = False
-    long_window: bool = field(default=False, compare=False)
     chunked: bool = False
-    latent: int = 0
-    weights_source: str = "published parameter count"
     kv_value_bytes: int = 2
-    # A longrope model called by its name has its long context.
-    default_len: int = field(default=0, compare=False)
-    family: str = field(default="", compare=False)
+    default_len: int = 0
+    family: str = ""
     value_dim: int = 0
     gated_attention: bool = False
     tied_values: bool = False
@@ -88,6 +78,30 @@ class ModelShape:
     state: Recurrent | None = None
     index: Indexer | None = None
     mlps: int = 0
+    language_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape(DecoderSizes):
+    """Sizes that the memory of a served decoder depends on.
+
+    Attributes:
+        ffn: MLP width of one token. With a mixture of experts, of all its experts together.
+        weight_bytes: bytes of the whole model as served, before tensor parallelism.
+        long_window: all layers have a window that is not shorter than the context.
+        latent: cached numbers for each token and layer of multi-head latent attention (MLA). 0:
+            not MLA.
+        weights_source: source of weight_bytes, as text.
+    """
+
+    weight_bytes: int
+    _: KW_ONLY
+    latent: int = 0
+    weights_source: str = "published parameter count"
+    long_window: bool = field(default=False, compare=False)
+    # A longrope model called by its name has its long context.
+    default_len: int = field(default=0, compare=False)
+    family: str = field(default="", compare=False)
     language_only: bool = field(default=False, compare=False)
 
     @property

@@ -3,9 +3,10 @@
 `step_constants` has the shares of these rates that kernels reach.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from forebay.replay.engine.hardware.kv_layout import (
+    DecoderSizes,
     KvOptions,
     ModelShape,
     index_bytes,
@@ -15,13 +16,11 @@ from forebay.replay.engine.hardware.kv_layout import (
 from forebay.replay.engine.hardware.layers import (
     PLAIN,
     Heads,
-    Indexer,
     Latent,
     LayerGroup,
     Mixers,
     Mixture,
     Product,
-    Recurrent,
     WeightFormat,
 )
 from forebay.traces.ground.command_line.options import same_named
@@ -30,64 +29,33 @@ GIB = float(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(DecoderSizes):
     """A decoder, or the part of it that one GPU of several computes (`placement.rank_of`).
-
-    Sizes are in the model's published `config.json`. `parameters` counts its safetensors.
 
     Attributes:
         ffn: MLP width of a dense layer.
+        chunked: step times use a window of the length of a chunk, which is true up to that length
+            and too long beyond.
+        parameters: as its safetensors count them.
         bytes_per_value: bytes of activations, embeddings, head, and of weights that are not
             quantised.
         gated: the MLP has a gate in addition to its up projection.
         mixture: experts of the layers that have them. None: all layers are dense.
         latent: sizes of multi-head latent attention (MLA). None: keys and values are cached.
-        sliding_layers, sliding_window: layers that attend to the last tokens only, and how many.
-        sliding_first: the first layer slides.
-        chunked: a window starts at multiples of its length. Step times use a window of it, which is
-            true up to its length and too long beyond.
         weights: format in which the matrices of the layers are stored and multiplied.
         served_bytes: bytes of all weights as served. 0: `parameters` times `bytes_per_value`.
-        kv_value_bytes: bytes of one cached number.
-        default_len: context without --max-model-len. 0: `max_model_len`.
         ranks: GPUs that share the model's layers by tensor parallelism.
-        family: `model_type`, which decides what takes adapters.
-        value_dim, gated_attention, tied_values, near, state, index, mlps, language_only: as in
-            `ModelShape`.
     """
 
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    max_model_len: int
     parameters: int
+    _: KW_ONLY
     bytes_per_value: int = 2
     gated: bool = True
     mixture: Mixture | None = None
     latent: Latent | None = None
-    sliding_layers: int = 0
-    sliding_window: int = 0
-    sliding_first: bool = False
-    chunked: bool = False
     weights: WeightFormat = PLAIN
     served_bytes: int = 0
-    kv_value_bytes: int = 2
-    default_len: int = 0
     ranks: int = 1
-    family: str = ""
-    value_dim: int = 0
-    gated_attention: bool = False
-    tied_values: bool = False
-    near: Heads | None = None
-    state: Recurrent | None = None
-    index: Indexer | None = None
-    mlps: int = 0
-    language_only: bool = False
 
     @property
     def weight_bytes(self) -> int:
