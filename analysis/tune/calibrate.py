@@ -1,12 +1,14 @@
 """Fit the twin's step times to the observed times."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from forebay.replay.sim.scenario import Scenario
 from forebay.replay.validation.fit_run import fit_run
-from forebay.replay.validation.measured import LEAST_DECODED, Timed
+from forebay.replay.validation.measured import Timed
+from forebay.replay.validation.proxy_log import timed_rows
 from forebay.traces.ground.schema import TraceRequest
 
 MOST_FITTED = 300
@@ -19,7 +21,7 @@ def calibrated(scenario: Scenario, rows: Sequence[TraceRequest]) -> Scenario | N
 
     None if too few times are known, or if the fit is no physics.
     """
-    measured = timed_rows(rows)
+    measured = _of_one_server(rows)
     if len(measured) < FEWEST_FITTED:
         return None
     engine = scenario.engine
@@ -35,31 +37,17 @@ def calibrated(scenario: Scenario, rows: Sequence[TraceRequest]) -> Scenario | N
     return replace(scenario, engine=replace(engine, calibration=fit.fit.constants))
 
 
-def timed_rows(rows: Sequence[TraceRequest]) -> tuple[Timed, ...]:
+def _of_one_server(rows: Sequence[TraceRequest]) -> list[Timed]:
     """Return the first requests of the server with most prompt tokens, in order of sending.
 
     Short prompts alone do not tell what long ones cost.
     """
-    by_server: dict[object, list[Timed]] = {}
-    for row in rows:
-        observed = row.observed or {}
-        if "e2e_s" not in observed or "ttft_s" not in observed or "sent_s" not in observed:
-            continue
-        sent_s, ttft_s, e2e_s = (observed[name] for name in ("sent_s", "ttft_s", "e2e_s"))
-        decoded = row.output_tokens >= LEAST_DECODED
-        timed = Timed(
-            row,
-            row.arrival_s + sent_s,
-            ttft_s - sent_s,
-            e2e_s - sent_s,
-            (e2e_s - ttft_s) / (row.output_tokens - 1) if decoded else None,
-            observed.get("cached_tokens"),
-            finished=row.status == 200 and ttft_s > sent_s,
-        )
-        by_server.setdefault(observed.get("backend"), []).append(timed)
+    by_server = defaultdict[str, list[Timed]](list)
+    for timed in timed_rows(rows):
+        by_server[timed.backend].append(timed)
     most = max(
         by_server.values(),
         key=lambda sent: sum(timed.row.input_tokens for timed in sent),
         default=[],
     )
-    return tuple(sorted(most, key=lambda timed: timed.sent_s)[:MOST_FITTED])
+    return most[:MOST_FITTED]

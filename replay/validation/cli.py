@@ -21,9 +21,10 @@ max_num_batched_tokens, held_out and note.
 RUN is a folder of `forebay replay` against one server. The simulated engine plays its requests in
 virtual time. Several runs of one trace count by their medians.
 
-LOG is the usage ledger of `forebay proxy`, or its log in JSON: an hour of ordinary traffic, or at
-least 200 streamed answers. --trace is then the capture of that hour. Constants that the traffic
-cannot know keep their values, and the reason is printed.
+LOG is the capture of `forebay proxy`: an hour of ordinary traffic, or at least 200 streamed
+answers. Its usage ledger, or its log in JSON, will do: prompts are then guessed from what the
+servers had cached. Constants that the traffic cannot know keep their values, and the reason is
+printed.
 
 TABLES is the folder aiconfigurator_core of NVIDIA's op tables: the kernels of a dense model in 16
 bits, without the CPU and the API server.
@@ -39,7 +40,7 @@ Example:  forebay engine fit points.csv --model phi-3-mini --gpu h200-nvl -o cal
 
 Example:  forebay engine fit runs/a runs/b --model config.json --gpu gpu.json -o cal.json
 
-Example:  forebay engine fit usage.jsonl --trace traffic.jsonl --model llama-3-8b --gpu l40s
+Example:  forebay engine fit traffic.jsonl --model llama-3-8b --gpu l40s
 
 Example:  forebay engine fit runs/c --hold-out 1 --within 0.2 --model llama-3-8b --gpu h200
 """

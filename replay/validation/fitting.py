@@ -29,7 +29,7 @@ from forebay.replay.validation.fit_run import RunFit, fit_run
 from forebay.replay.validation.measured import is_results, read_measured
 from forebay.replay.validation.model_names import check_model
 from forebay.replay.validation.output import print_fit, write_calibration
-from forebay.replay.validation.proxy_log import is_log, read_log
+from forebay.replay.validation.proxy_log import is_log, is_trace, read_log
 from forebay.traces.ground.errors import InputError
 
 
@@ -58,30 +58,12 @@ def fit_sources(sources: Sequence[Path], options: FitOptions, flags: EngineFlags
 def _fit(sources: Sequence[Path], options: FitOptions, flags: EngineFlags) -> RunFit | PointFit:
     """Fit the sources by their kind."""
     first = sources[0]
-    _refuse_trace(first)
     if is_tables(first):
         return _fit_tables(sources, options, flags)
     config = EngineConfig(options.model, options.gpu, **flags.values())
-    if options.trace is not None or first.is_dir() or is_results(first) or is_log(first):
+    if options.trace is not None or first.is_dir() or is_results(first) or _is_proxys(first):
         return _fit_requests(sources, options, config)
     return _fit_points(sources, options, config, flags)
-
-
-def _refuse_trace(path: Path) -> None:
-    """Raise InputError for a capture. The usage ledger says what each request took."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        start = file.readline()
-    if (
-        b'"arrival_s"' in start
-        and b'"input_tokens"' in start
-        and (b"ttft" not in start or b'"observed"' in start)
-    ):
-        raise InputError(
-            f"{path}: is a trace; give the proxy's usage ledger "
-            f"(usage.path) of that hour, and --trace {path}"
-        )
 
 
 def _prior(options: FitOptions, model: ModelSpec, gpu: GpuSpec) -> CalibrationFile:
@@ -93,7 +75,7 @@ def _prior(options: FitOptions, model: ModelSpec, gpu: GpuSpec) -> CalibrationFi
 
 
 def _fit_requests(sources: Sequence[Path], options: FitOptions, config: EngineConfig) -> RunFit:
-    if is_log(sources[0]) and len(sources) == 1:
+    if _is_proxys(sources[0]) and len(sources) == 1:
         measured = read_log(sources[0], options.trace)
     else:
         measured = read_measured(sources, options.trace)
@@ -109,6 +91,10 @@ def _fit_requests(sources: Sequence[Path], options: FitOptions, config: EngineCo
         today=_today(),
         hold_out=options.hold_out,
     )
+
+
+def _is_proxys(path: Path) -> bool:
+    return is_log(path) or is_trace(path)
 
 
 def _fit_points(

@@ -163,6 +163,8 @@ class Rows:
 def observed(record: RequestRecord, ended_at: float | None) -> dict[str, float | str]:
     """Return the times of the answer in seconds after arrival, its backend and cached tokens.
 
+    Cached tokens are left out if the response has no usage: lengths are estimates and limits then.
+
     Args:
         ended_at: None for a request that has not ended.
     """
@@ -172,6 +174,7 @@ def observed(record: RequestRecord, ended_at: float | None) -> dict[str, float |
     }
     if record.backend:
         fields["backend"] = record.backend
+    if record.prompt_tokens:  # the backend has counted
         fields["cached_tokens"] = record.cached_tokens
     return fields
 

@@ -64,12 +64,12 @@ def test_a_row_has_counts_blocks_tenant_class_and_times() -> None:
         [due] = to_rows.finished(one, 200, LATER)
         return to_rows.row(due)
 
-    answered = row(sent_at=103.5, first_token_at=104.0, backend="gpu0", cached_tokens=128)
-    assert (answered.status, answered.observed) == (
-        200,
-        {"sent_s": 0.5, "ttft_s": 1.0, "e2e_s": LATER - 103.0, "backend": "gpu0",
-         "cached_tokens": 128},
-    )  # fmt: skip
+    times = {"sent_at": 103.5, "first_token_at": 104.0, "backend": "gpu0"}
+    seen = {"sent_s": 0.5, "ttft_s": 1.0, "e2e_s": LATER - 103.0, "backend": "gpu0"}
+    uncounted = row(**times)
+    assert (uncounted.status, uncounted.observed) == (200, seen)
+    answered = row(**times, prompt_tokens=600, cached_tokens=128)
+    assert answered.observed == {**seen, "cached_tokens": 128}
     estimated = row()
     assert (estimated.arrival_s, estimated.input_tokens, estimated.output_tokens) == (0.0, 600, 30)
     assert estimated.blocks is not None

@@ -88,9 +88,9 @@ def test_a_twin_corrects_itself(
         first = served(hour, engine(gpu, start), LEARNED_LOAD * capacity)
         other, rate = traffic(7, 3_000), 0.5 * capacity
         truth = figures(served(other, engine(gpu, start), rate))
-    # Fit to the files of the proxy, which hold 1,000 requests and more.
-    ledger, capture = write_hour(tmp_path, first)
-    measured = read_log(ledger, capture)
+    # Fit to the proxy's capture, which holds 1,000 requests and more.
+    _, capture = write_hour(tmp_path, first)
+    measured = read_log(capture)
     assert len(measured) > 1_000
     done = fit_run(measured, engine(gpu), start, used="a test", today=date(2026, 11, 29))
     # Judge both models in front of the same policy.

@@ -59,8 +59,7 @@ def test_a_ledger_has_the_times_at_the_backends(tmp_path: Path) -> None:
     outcomes = hour(260)
     ledger, capture = write_hour(tmp_path, outcomes)
     sent = sorted(outcomes, key=at_backend)
-    for path in (None, capture):
-        measured = read_log(ledger, path)
+    for measured in (read_log(ledger), read_log(capture), read_log(ledger, capture)):
         for ours, theirs in zip(measured, sent, strict=True):
             at_s, served = at_backend(theirs), theirs.served
             assert served is not None
@@ -74,7 +73,7 @@ def test_the_capture_brings_the_prompts(tmp_path: Path) -> None:
     """With it the hits are the server's. Without it each request shares what was cached."""
     ledger, capture = write_hour(tmp_path, hour(260))
     config = replace(ENGINE, calibration=SLOWER)
-    with_prompts, without = read_log(ledger, capture), read_log(ledger)
+    with_prompts, without = read_log(capture), read_log(ledger)
     hits = hit_ratio(with_prompts)
     assert hits is not None
     assert hits > 0.1
@@ -83,7 +82,7 @@ def test_the_capture_brings_the_prompts(tmp_path: Path) -> None:
 
 
 def test_an_hour_without_documents_says_what_it_cannot_know(tmp_path: Path) -> None:
-    measured = read_log(*write_hour(tmp_path, hour(240, longest=900)))
+    measured = read_log(write_hour(tmp_path, hour(240, longest=900))[1])
     done = fit_run(measured, ENGINE, kernel_table(), used="a test", today=date(2026, 11, 29))
     assert done.reasons["prefill_compute"] == (
         "needs documents, computed prompts of 5,900 tokens: the longest has 892"
@@ -96,27 +95,22 @@ def test_an_hour_without_documents_says_what_it_cannot_know(tmp_path: Path) -> N
 
 def test_too_little_or_another_file_is_one_clear_line(tmp_path: Path) -> None:
     few, capture = write_hour(tmp_path, hour(50))
-    with pytest.raises(InputError, match="50 streamed answers with usage; give 200 or more"):
-        read_log(few)
-    said = forebay("engine", "fit", str(capture), "--model", "llama-3-8b", "--gpu", "h200")
-    assert said.returncode != 0
-    assert "is a trace; give the proxy's usage ledger" in said.stderr
+    for path in (few, capture):
+        with pytest.raises(InputError, match="50 streamed answers with usage; give 200 or more"):
+            read_log(path)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"id": "a", "arrival_s": 0.0, "input_tokens": 7, "output_tokens": 3}\n')
+    said = forebay("engine", "fit", str(trace), "--model", "llama-3-8b", "--gpu", "h200")
+    assert said.returncode == 2
+    assert "0 streamed answers with usage; give 200 or more, as the capture" in said.stderr
     (tmp_path / "more").mkdir()
     ledger, _ = write_hour(tmp_path / "more", hour(220))
-    with pytest.raises(InputError, match="--trace has 0 of its 220 requests"):
-        read_log(ledger, _of_another_hour(tmp_path))
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     for line in lines[:80]:
         line |= {"counted": False, "output_tokens": None}
     ledger.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *lines[80:]]))
     with pytest.raises(InputError, match="80 of 360 requests have no streamed answer"):
         read_log(ledger)
-
-
-def _of_another_hour(folder: Path) -> Path:
-    path = folder / "other.jsonl"
-    path.write_text('{"id": "a", "arrival_s": 0.0, "input_tokens": 7, "output_tokens": 3}\n')
-    return path
 
 
 def test_other_lines_of_a_log_are_passed_over(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def _record(outcome: SimOutcome) -> RequestRecord:
     record.request = proxy_request(row)
     record.backend = outcome.backend or ""
     if outcome.sent_s is not None:
-        record.queued_s = outcome.sent_s - row.arrival_s
+        record.sent_at, record.queued_s = outcome.sent_s, outcome.sent_s - row.arrival_s
     record.first_token_at = outcome.first_token_s
     record.used(row.input_tokens, outcome.cached_tokens, row.output_tokens)
     return record
