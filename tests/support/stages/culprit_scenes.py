@@ -3,173 +3,115 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from stages.incident_scenes import (
-    KEYS,
-    SINCE_S,
-    Fleet,
-    Told,
-    ask,
-    chats,
-    told_after,
-)
+from stages.incident_scenes import ACME, GOOD, SINCE_S, Fleet, anew, ask, chats, paced, scene
 from stages.proxy_stage import Stage
 
-ACME, GOOD = (
-    {"authorization": f"Bearer key-of-{tenant}-0123456789"} for tenant in ("acme", "good")
-)
 IDLE_S = 1.2  # after which the balancer closes a connection on which nothing is sent
 
 
-def keys_in(folder: Path) -> Path:
-    path = folder / "keys"
-    path.write_text(KEYS)
-    return path
-
-
-def unknown_model(folder: Path) -> Told:
+@scene(tenants=True)
+async def unknown_model(on: Stage, engines: Fleet) -> None:
     """One tenant asks 70 times for a model that nobody serves, by a typing error."""
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        good = asyncio.create_task(chats(on, 45.0, headers=GOOD))
-        for number in range(70):
-            wrong = await ask(on, 300, number, headers=ACME, body={"model": "lama-3-8b"})
-            assert wrong == 404
-            await asyncio.sleep(0.5)
-        await good
-
-    return told_after(incident, keys=keys_in(folder))
+    good = asyncio.create_task(chats(on, 45.0, headers=GOOD))
+    for number in range(70):
+        wrong = await ask(on, 300, number, headers=ACME, body={"model": "lama-3-8b"})
+        assert wrong == 404
+        await asyncio.sleep(0.5)
+    await good
 
 
-def impatient_clients(folder: Path) -> Told:
+@scene(tenants=True)
+async def impatient_clients(on: Stage, engines: Fleet) -> None:
     """The clients of one tenant give up after 0.6 s: all its documents, and many of its chats."""
 
-    async def hasty(on: Stage, words: int, name: str) -> None:
+    async def hasty(words: int, name: str) -> None:
         try:
             async with asyncio.timeout(0.6):
                 await ask(on, words, name, headers=ACME)
         except TimeoutError:
             pass
 
-    async def incident(on: Stage, engines: Fleet) -> None:
-        tasks = [asyncio.create_task(chats(on, 45.0, headers=GOOD))]
-        for number in range(44):
-            tasks.append(asyncio.create_task(hasty(on, 30_000, f"document {number}")))
-            tasks.append(asyncio.create_task(hasty(on, 1_500, f"chat {number}")))
-            await asyncio.sleep(1.0)
-        await asyncio.gather(*tasks)
+    async def both(number: int) -> None:
+        await asyncio.gather(hasty(30_000, f"document {number}"), hasty(1_500, f"chat {number}"))
 
-    return told_after(incident, keys=keys_in(folder))
+    await asyncio.gather(chats(on, 45.0, headers=GOOD), paced(44, 1.0, both))
 
 
-def cold_cache() -> Told:
+@scene()
+async def cold_cache(on: Stage, engines: Fleet) -> None:
     """An engine loses its prefix cache every 2 s."""
 
-    async def incident(on: Stage, engines: Fleet) -> None:
-        async def lose() -> None:
-            while True:
-                await asyncio.sleep(2.0)
-                engines.engines[1].loop.forget_all()
+    async def lose() -> None:
+        while True:
+            await asyncio.sleep(2.0)
+            engines.engines[1].loop.forget_all()
 
-        losing = asyncio.create_task(lose())
-        await chats(on, 60.0)
-        losing.cancel()
-
-    return told_after(incident)
+    losing = asyncio.create_task(lose())
+    await chats(on, 60.0)
+    losing.cancel()
 
 
-def short_chats() -> Told:
+@scene()
+async def short_chats(on: Stage, engines: Fleet) -> None:
     """Nothing is wrong: chats of 20 to 40 words for 90 s."""
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        tasks = []
-        for number in range(180):
-            words = 20 + (number * 37) % 20
-            tasks.append(asyncio.create_task(ask(on, words, f"user {number % 11}")))
-            await asyncio.sleep(0.5)
-        await asyncio.gather(*tasks)
-
-    return told_after(incident)
+    await paced(180, 0.5, lambda n: ask(on, 20 + (n * 37) % 20, f"user {n % 11}"))
 
 
-def avoided_server() -> Told:
+@scene()
+async def avoided_server(on: Stage, engines: Fleet) -> float:
     """An engine at a quarter of its speed gets nothing more after its first answers."""
-
-    async def incident(on: Stage, engines: Fleet) -> float:
-        port = await engines.stop(1)
-        await engines.start(1, port, time_scale=0.25)
-        await asyncio.sleep(SINCE_S + 40.0)
-        began_at = asyncio.get_running_loop().time()
-        tasks = []
-        for number in range(240):
-            tasks.append(asyncio.create_task(ask(on, 1_500, number)))
-            await asyncio.sleep(0.4)
-        await asyncio.gather(*tasks)
-        return began_at
-
-    return told_after(incident)
+    began_at = await anew(engines, time_scale=0.25)
+    await paced(240, 0.4, lambda number: ask(on, 1_500, number))
+    return began_at
 
 
-def without_its_flag() -> Told:
+@scene()
+async def without_its_flag(on: Stage, engines: Fleet) -> float:
     """An engine restarts without the flag for long prompts that the configuration states."""
+    for number in range(6):
+        await ask(on, 40_000, f"earlier document {number}")
+    began_at = await anew(engines, long_prefill_token_threshold=0)
 
-    async def incident(on: Stage, engines: Fleet) -> float:
-        for number in range(6):
-            await ask(on, 40_000, f"earlier document {number}")
-        port = await engines.stop(1)
-        await engines.start(1, port, long_prefill_token_threshold=0)
-        await asyncio.sleep(SINCE_S + 40.0)
-        began_at = asyncio.get_running_loop().time()
-        tasks = []
-        for number in range(300):
-            tasks.append(asyncio.create_task(ask(on, 300, f"user {number % 17}")))
-            if number % 20 == 0:
-                tasks.append(asyncio.create_task(ask(on, 80_000, f"document {number}")))
-            await asyncio.sleep(0.2)
-        await asyncio.gather(*tasks)
-        return began_at
+    async def some(number: int) -> None:
+        long = [ask(on, 80_000, f"document {number}")] if number % 20 == 0 else []
+        await asyncio.gather(ask(on, 300, f"user {number % 17}"), *long)
 
-    return told_after(incident)
+    await paced(300, 0.2, some)
+    return began_at
 
 
-def drained_and_restarted() -> Told:
+@scene()
+async def drained_and_restarted(on: Stage, engines: Fleet) -> float:
     """One engine is being drained while the other one restarts."""
-
-    async def incident(on: Stage, engines: Fleet) -> float:
-        tasks = asyncio.create_task(chats(on, 40.0))
-        await asyncio.sleep(10.0)
-        async with on.client.post(on.proxy.admin_url + "/backends/b1/drain") as answer:
-            assert answer.status == 200
-        await asyncio.sleep(5.0)
-        await engines.stop(0)
-        began_at = asyncio.get_running_loop().time()
-        await tasks
-        return began_at
-
-    return told_after(incident)
+    tasks = asyncio.create_task(chats(on, 40.0))
+    await asyncio.sleep(10.0)
+    async with on.client.post(on.proxy.admin_url + "/backends/b1/drain") as answer:
+        assert answer.status == 200
+    await asyncio.sleep(5.0)
+    await engines.stop(0)
+    began_at = asyncio.get_running_loop().time()
+    await tasks
+    return began_at
 
 
-def idle_balancer() -> Told:
+@scene()
+async def idle_balancer(on: Stage, engines: Fleet) -> float:
     """A load balancer before an engine closes connections that are idle for 1.2 s."""
-
-    async def incident(on: Stage, engines: Fleet) -> float:
-        port = await engines.stop(1)
-        await engines.start(1)
-        server_port = int(engines.engines[1].url.rpartition(":")[2])
-        await engines.stacks[1].enter_async_context(balancer(port, server_port))
-        await chats(on, 20.0)
-        await asyncio.sleep(SINCE_S + 40.0)
-        began_at = asyncio.get_running_loop().time()
-        tasks = asyncio.create_task(chats(on, 50.0))
-        for number in range(14):
-            await ask(on, 60_000, f"document {number}")
-            await asyncio.sleep(1.0)
-        await tasks
-        return began_at
-
-    return told_after(incident)
+    port = await engines.stop(1)
+    await engines.start(1)
+    server_port = int(engines.engines[1].url.rpartition(":")[2])
+    await engines.stacks[1].enter_async_context(balancer(port, server_port))
+    await chats(on, 20.0)
+    await asyncio.sleep(SINCE_S + 40.0)
+    began_at = asyncio.get_running_loop().time()
+    tasks = asyncio.create_task(chats(on, 50.0))
+    for number in range(14):
+        await ask(on, 60_000, f"document {number}")
+        await asyncio.sleep(1.0)
+    await tasks
+    return began_at
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ doctor`, which then has nothing to say. Each scene returns what an operator read
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,9 @@ from forebay.replay.engine.timing.api_server import ApiServer, ServerTimes
 
 THRESHOLD = {"long_prefill_token_threshold": 2_048}
 KEYS = "acme: key-of-acme-0123456789\ngood: key-of-good-0123456789\n"
+ACME, GOOD = (
+    {"authorization": f"Bearer key-of-{tenant}-0123456789"} for tenant in ("acme", "good")
+)
 WORD = "word "  # about 1.25 tokens by the first estimate of a proxy
 SINCE_S = 60.0
 
@@ -152,23 +155,54 @@ async def ask(on: Stage, words: int, name: object, **more: Any) -> int:
         return int(response.status)
 
 
+async def paced(count: int, gap_s: float, send: Callable[[int], Coroutine[Any, Any, Any]]) -> None:
+    """Send the requests of each number, one number each `gap_s`, and wait for the answers."""
+    tasks = []
+    for number in range(count):
+        tasks.append(asyncio.create_task(send(number)))
+        await asyncio.sleep(gap_s)
+    await asyncio.gather(*tasks)
+
+
 async def chats(on: Stage, seconds: float, **more: Any) -> None:
     """Send a chat each half second; the sessions share a long beginning."""
-    tasks = []
-    for number in range(int(2 * seconds)):
-        tasks.append(asyncio.create_task(ask(on, 1_500, f"session {number % 7}", **more)))
-        await asyncio.sleep(0.5)
-    await asyncio.gather(*tasks)
+    await paced(int(2 * seconds), 0.5, lambda n: ask(on, 1_500, f"session {n % 7}", **more))
+
+
+async def anew(engines: Fleet, **changes: Any) -> float:
+    """Replace an engine on its port. Returns the time at which `doctor` looks at later traffic."""
+    port = await engines.stop(1)
+    await engines.start(1, port, **changes)
+    await asyncio.sleep(SINCE_S + 40.0)
+    return asyncio.get_running_loop().time()
 
 
 Incident = Callable[[Stage, Fleet], Awaitable[float | None]]
 """Plays an incident. Returns the time at which it began, if that was later than its call."""
 
 
-def told_after(incident: Incident, *, keys: Path | None = None, **changes: Any) -> Told:
+def scene(tenants: bool = False, **changes: Any) -> Callable[[Incident], Callable[..., Told]]:
+    """Make an incident a function that plays it and returns what is told of it.
+
+    Args:
+        tenants: requests need keys; the function takes the folder of their file.
+        changes: of the engines' options.
+    """
+    return lambda incident: (
+        lambda *folder: told_after(incident, keys_in(*folder) if tenants else None, **changes)
+    )
+
+
+def keys_in(folder: Path) -> Path:
+    path = folder / "keys"
+    path.write_text(KEYS)
+    return path
+
+
+def told_after(incident: Incident, keys: Path | None = None, **changes: Any) -> Told:
     """Return what is told of an incident that quiet traffic went before."""
     more: dict[str, Any] = {"tenants": {"keys": str(keys)}} if keys else {}
-    headers = {"authorization": "Bearer key-of-good-0123456789"} if keys else {}
+    headers = GOOD if keys else {}
 
     async def main() -> Told:
         async with (
@@ -192,14 +226,11 @@ def told_after(incident: Incident, *, keys: Path | None = None, **changes: Any) 
     return run(main())
 
 
-def died() -> Told:
+@scene()
+async def died(on: Stage, engines: Fleet) -> None:
     """An engine is killed, and its port is closed."""
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        await engines.stop(1)
-        await chats(on, 30.0)
-
-    return told_after(incident)
+    await engines.stop(1)
+    await chats(on, 30.0)
 
 
 def hangs() -> Told:
@@ -224,90 +255,55 @@ def hangs() -> Told:
     return run(main())
 
 
-def is_slow() -> Told:
+@scene()
+async def is_slow(on: Stage, engines: Fleet) -> float:
     """An engine runs at a quarter of its speed."""
-
-    async def incident(on: Stage, engines: Fleet) -> float:
-        port = await engines.stop(1)
-        await engines.start(1, port, time_scale=0.25)
-        await asyncio.sleep(SINCE_S + 40.0)
-        began_at = asyncio.get_running_loop().time()
-        await chats(on, 60.0)
-        for number in range(20):
-            await asyncio.gather(*(ask(on, 6_000, f"{number}-{at}") for at in range(4)))
-        return began_at
-
-    return told_after(incident)
+    began_at = await anew(engines, time_scale=0.25)
+    await chats(on, 60.0)
+    for number in range(20):
+        await asyncio.gather(*(ask(on, 6_000, f"{number}-{at}") for at in range(4)))
+    return began_at
 
 
-def restarted_cold() -> Told:
+@scene()
+async def restarted_cold(on: Stage, engines: Fleet) -> float:
     """An engine restarts within a second, and has lost its prefix cache."""
-
-    async def incident(on: Stage, engines: Fleet) -> float:
-        tasks = asyncio.create_task(chats(on, 60.0))
-        await asyncio.sleep(40.0)
-        port = await engines.stop(0)
-        began_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(1.0)
-        await engines.start(0, port)
-        await tasks
-        await chats(on, 5.0)
-        return began_at
-
-    return told_after(incident)
+    tasks = asyncio.create_task(chats(on, 60.0))
+    await asyncio.sleep(40.0)
+    port = await engines.stop(0)
+    began_at = asyncio.get_running_loop().time()
+    await asyncio.sleep(1.0)
+    await engines.start(0, port)
+    await tasks
+    await chats(on, 5.0)
+    return began_at
 
 
-def flood(folder: Path) -> Told:
+@scene(tenants=True)
+async def flood(on: Stage, engines: Fleet) -> None:
     """One tenant sends 900 requests at once."""
-    keys = folder / "keys"
-    keys.write_text(KEYS)
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        good = asyncio.create_task(
-            chats(on, 30.0, headers={"authorization": "Bearer key-of-good-0123456789"})
-        )
-        evil = [
-            asyncio.create_task(
-                ask(on, 2_500, number, headers={"authorization": "Bearer key-of-acme-0123456789"})
-            )
-            for number in range(900)
-        ]
-        await asyncio.gather(good, *evil)
-
-    return told_after(incident, keys=keys)
+    evil = (ask(on, 2_500, number, headers=ACME) for number in range(900))
+    await asyncio.gather(chats(on, 30.0, headers=GOOD), *evil)
 
 
-def documents() -> Told:
+@scene()
+async def documents(on: Stage, engines: Fleet) -> None:
     """A stream of documents needs more prefill than there is."""
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        short = asyncio.create_task(chats(on, 90.0))
-        long = []
-        for number in range(60):
-            long.append(asyncio.create_task(ask(on, 80_000, f"document {number}")))
-            await asyncio.sleep(1.5)
-        await asyncio.gather(short, *long)
-
-    return told_after(incident)
+    long = paced(60, 1.5, lambda number: ask(on, 80_000, f"document {number}"))
+    await asyncio.gather(chats(on, 90.0), long)
 
 
-def small_kv_pool() -> Told:
+@scene(num_gpu_blocks_override=1_000, max_model_len=12_000)
+async def small_kv_pool(on: Stage, engines: Fleet) -> None:
     """Answers need more KV cache than the engines have."""
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        long = {"max_tokens": 1_000, "ignore_eos": True}
-        await asyncio.gather(*(ask(on, 3_000, f"long {number}", body=long) for number in range(60)))
-
-    return told_after(incident, num_gpu_blocks_override=1_000, max_model_len=12_000)
+    long = {"max_tokens": 1_000, "ignore_eos": True}
+    await asyncio.gather(*(ask(on, 3_000, f"long {number}", body=long) for number in range(60)))
 
 
-def prefix_caching_off() -> Told:
+@scene(enable_prefix_caching=False)
+async def prefix_caching_off(on: Stage, engines: Fleet) -> None:
     """The engines run without prefix caching."""
-
-    async def incident(on: Stage, engines: Fleet) -> None:
-        await chats(on, 30.0)
-
-    return told_after(incident, enable_prefix_caching=False)
+    await chats(on, 30.0)
 
 
 def slow_tokenizer() -> Told:
@@ -322,10 +318,11 @@ def slow_tokenizer() -> Told:
         return told_after(incident, seed=2)
 
 
-def slow_clients() -> Told:
+@scene()
+async def slow_clients(on: Stage, engines: Fleet) -> None:
     """Clients send 20 kB/s: a prompt of 100 kB takes 5 s, of which no server knows."""
 
-    async def slow_client(on: Stage, number: int) -> None:
+    async def slow_client(number: int) -> None:
         body = json.dumps({"prompt": f"{number} " + WORD * 4_000, "max_tokens": 4}).encode()
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -339,11 +336,8 @@ def slow_clients() -> Told:
             assert response.status == 200
             await response.read()
 
-    async def incident(on: Stage, engines: Fleet) -> None:
-        for _ in range(3):
-            await asyncio.gather(*(slow_client(on, number) for number in range(20)))
-
-    return told_after(incident)
+    for _ in range(3):
+        await asyncio.gather(*(slow_client(number) for number in range(20)))
 
 
 def short_of_cpu() -> Told:
