@@ -1,9 +1,7 @@
-"""The policies that are compared: Forebay, parts of it switched off, models of other routers."""
+"""The policies that are compared: Forebay, and models of other routers."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from arena_ablations import WITHOUT, switched_off
 from arena_workloads import Load, proxy_of
 
 from forebay.replay.engine.config import EngineConfig
@@ -17,14 +15,7 @@ MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
 }
 
 
-@contextmanager
-def new_policy(
-    name: str, load: Load, engine: EngineConfig, names: Sequence[str]
-) -> Iterator[Policy]:
-    if name in WITHOUT:
-        with switched_off(name, engine, names) as policy:
-            yield policy
-    elif name == FOREBAY:
-        yield Scenario(engine=engine, proxy=proxy_of(load)).new_policy(names)
-    else:
-        yield Scenario(engine=engine, policy=name).new_policy(names)
+def new_policy(name: str, load: Load, engine: EngineConfig, names: Sequence[str]) -> Policy:
+    if name == FOREBAY:
+        return Scenario(engine=engine, proxy=proxy_of(load)).new_policy(names)
+    return Scenario(engine=engine, policy=name).new_policy(names)

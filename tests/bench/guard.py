@@ -146,8 +146,8 @@ def play_rows(rows: Rows, policy: str, engine: EngineConfig, engines: int) -> Se
     """Play the requests through a policy and equal engines."""
     names = [f"gpu{number}" for number in range(engines)]
     load = Load("guard", lambda seed, data: Rows(), 1.0)  # only its configuration counts here
-    with new_policy(policy, load, engine, names) as chosen:
-        return Fleet(chosen, {name: served_engine(engine) for name in names}).run(rows)
+    chosen = new_policy(policy, load, engine, names)
+    return Fleet(chosen, {name: served_engine(engine) for name in names}).run(rows)
 
 
 @dataclass(frozen=True, slots=True)

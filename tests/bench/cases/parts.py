@@ -23,13 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from arena_ablations import KNOWING, NOISE, WITHOUT, replaced
+from arena_ablations import NOISE, WITHOUT, replaced
 from arena_workloads import ENGINE, ENGINES, at_load, azure, mooncake
 from case_list import CASES
 from paths import RESULTS, SHARED
 from play import AT_ONCE_S, CHAT_MOST, CHUNK, FOREBAY, TARGET_S, play, quantile
 
-from forebay.proxy.config.schema import Config
 from forebay.replay.sim.fleet import SimOutcome
 from forebay.replay.sim.scenario import Scenario, simulate
 
@@ -43,8 +42,7 @@ TRACES = {
     "Azure conversation": azure("conv_head", 1_500, 1_700),
     "Mooncake synthetic": mooncake("synthetic", 800, 180),
 }
-PLAYED = [part for part in reversed(WITHOUT) if WITHOUT[part][0] == Config()]  # the newest first
-PARTS = [WHOLE, NOISE, *(part for part in PLAYED if part not in (NOISE, KNOWING))]
+PARTS = [WHOLE, NOISE, *(part for part in reversed(WITHOUT) if part != NOISE)]  # newest first
 Cells = dict[str, list[float | None]]
 
 
@@ -143,7 +141,7 @@ def main() -> None:
             cell = f"{name} {options.load:g}{' flag' * options.flag} {options.seed}"
             if cell in cells or time.monotonic() > end_s:
                 continue
-            with replaced(() if part == WHOLE else WITHOUT[part][2]):
+            with replaced(() if part == WHOLE else WITHOUT[part]):
                 cells[cell] = measured(played(name, options.load, options.flag, options.seed))
             write(table)
             print(part, cell, cells[cell], f"{time.process_time():.0f} s", flush=True)
