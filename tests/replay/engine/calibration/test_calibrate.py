@@ -187,11 +187,6 @@ def test_a_constant_never_leaves_what_is_physical() -> None:
         assert allowed.low <= getattr(done.file.constants, name) <= allowed.high
 
 
-def digits(done: PointFit) -> dict[str, str]:
-    """The fitted constants as they are printed."""
-    return {name: f"{getattr(done.fit.constants, name):.4g}" for name in done.fit.fitted}
-
-
 TTFTS_MEASURED = made(kernel_table(), TTFTS)
 BUSY = replace(kernel_table(), gemm_compute=0.58, prefill_compute=0.55, step_s=3e-3,
                request_s=40e-3, decode_bandwidth=0.5, sequence_s=25e-6)  # fmt: skip
@@ -200,49 +195,6 @@ BUSY = replace(kernel_table(), gemm_compute=0.58, prefill_compute=0.55, step_s=3
 def noisy(constants: Calibration, *factors: float) -> list[Point]:
     points = made(constants, TTFTS + ITLS + LONG)
     return [replace(p, seconds=p.seconds * f) for p, f in zip(points, factors, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("points", "constants", "rms"),
-    [
-        (
-            [replace(TTFTS[0], prompt_tokens=1_024, seconds=0.04),
-             replace(TTFTS[1], prompt_tokens=8_192, seconds=0.25)],
-            {"gemm_compute": "0.8152", "tokenize_token_s": "5.766e-06"},
-            0.0,
-        ),
-        (
-            noisy(kernel_table(), 1.02, 0.98, 1.01, 0.99, 1.02, 0.98, 1.01, 0.99),
-            {"gemm_compute": "0.748", "prefill_compute": "0.6264", "decode_bandwidth": "0.9065",
-             "step_s": "0.001472", "sequence_s": "4.789e-06", "request_s": "0.001978"},
-            0.0106,
-        ),
-        (
-            noisy(BUSY, 1.05, 0.97, 1.03, 0.94, 1.02, 0.93, 1.06, 0.99),
-            {"gemm_compute": "0.5726", "prefill_compute": "0.6044", "decode_bandwidth": "0.4817",
-             "step_s": "0.003138", "request_s": "0.04138"},
-            0.0278,
-        ),
-    ],
-    ids=["two", "noisy", "noisier"],
-)  # fmt: skip
-def test_scipy_finds_the_constants_of_the_earlier_solver(
-    points: list[Point], constants: dict[str, str], rms: float
-) -> None:
-    """The figures are those of Forebay's own Gauss-Newton, which scipy replaced."""
-    done = fitted(points, "llama-3-8b", "h200")
-    assert {name: constants[name] for name in done.fit.fitted} == digits(done)
-    assert len(digits(done)) == len(constants)
-    assert done.fit.rms == pytest.approx(rms, rel=2e-3, abs=1e-9)
-
-
-def test_a_fit_at_a_bound_is_no_worse_than_the_earlier_solver(phi: PointFit) -> None:
-    assert digits(phi) == {"gemm_compute": "0.6813", "prefill_compute": "0.652",
-                           "step_s": "0.006077", "request_s": "0.003946"}  # fmt: skip
-    fast = [replace(point, seconds=point.seconds * 0.75) for point in TTFTS_MEASURED]
-    done = fitted(fast, "llama-3-8b", "h200")
-    assert done.fit.at_bound == ("gemm_compute", "request_s")
-    assert done.fit.rms < 0.09757
 
 
 @pytest.mark.parametrize(
