@@ -2,7 +2,8 @@
 
     ok        answered to the end
     rejected  rejected by admission: 429 or 503 with a named code, which is the reason
-    failed    one of FAILURES, which is the reason
+    failed    for want of an answer: its status as 429, 503, 4xx or 5xx, or tls, timeout, stall,
+              cancelled, never_sent, or one of these:
 
 `connect` is any failure before an answer began: connection refused, reset or closed. After the
 answer began, an end before `[DONE]` is `truncated`, an error event in place of the rest is
@@ -13,21 +14,6 @@ from typing import Any
 
 import orjson
 
-FAILURES = (
-    "connect",
-    "tls",
-    "429",
-    "503",
-    "4xx",
-    "5xx",
-    "stream_error",
-    "timeout",
-    "stall",
-    "truncated",
-    "malformed",
-    "cancelled",
-    "never_sent",
-)
 # These codes report a failure of the service, not a decision about the request.
 _NOT_ADMISSION = frozenset({"no_backend_available", "draining"})
 _MAX_CODE = 64
