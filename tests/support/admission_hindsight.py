@@ -1,22 +1,13 @@
 """Check in virtual time whether rejections were right, by admitting the rejected requests.
 
-A rejection predicts that a request would miss its target. To check this, the same trace is played
-again and the request is admitted. Nothing differs before it arrives, so the answer is exact. There
-are two questions.
-
-Alone: would this request have met its target? Under lasting overload nearly every request would:
-if it is admitted as an exception, it takes the place of the next request, and one of the two must
-be rejected. No rule can have both few such rejections and few late answers.
-
-Together: would more requests have met their targets under another admission rule, or without
-rejections (admitted requests then leave the queue at their deadline)? The difference counts the
-rejections that cost one request its answer in time and gave it to no other.
+Would more requests have met their targets under another admission rule, or without rejections
+(admitted requests then leave the queue at their deadline)? The difference counts the rejections
+that cost one request its answer in time and gave it to no other.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from random import Random
 
 from forebay.proxy.core.model import Bucket, RejectReason, Request
 from forebay.proxy.core.policy.admission import Admit
@@ -27,8 +18,6 @@ from forebay.replay.sim.scenario import Scenario
 from forebay.traces.ground.buckets import bucket_of
 from forebay.traces.ground.command_line.garbage import no_collections
 from forebay.traces.ground.schema import TraceRequest
-
-AFTER_S = 60.0  # arrivals that are this much later do not affect a request any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +46,6 @@ class RejectionHindsight:
         met: number with a first token in time.
         missed: admitted requests without a first token in time.
         rejected: requests rejected on arrival.
-        tried: rejections tried alone (a sample, or all), by id: True if it was false.
         otherwise: number of requests in time under each other rule, by its name.
     """
 
@@ -65,7 +53,6 @@ class RejectionHindsight:
     met: int
     missed: Sequence[SimOutcome]
     rejected: Sequence[SimOutcome]
-    tried: Mapping[str, bool]
     otherwise: Mapping[str, int]
 
     @property
@@ -74,41 +61,23 @@ class RejectionHindsight:
         return len(self.missed) / max(1, self.requests - len(self.rejected))
 
     @property
-    def false_alone(self) -> float:
-        """Share of the rejections that would have met their targets, tried one at a time."""
-        return sum(self.tried.values()) / max(1, len(self.tried))
-
-    @property
     def false_together(self) -> float:
         """Share of the requests that the best of the other rules would have gained."""
         return max(0, max(self.otherwise.values()) - self.met) / max(1, self.requests)
 
 
-def judge(
-    trace: Sequence[TraceRequest], targets: TtftTargets, sample: int = 100, seed: int = 0
-) -> RejectionHindsight:
-    """Play the trace by the rule and by others, and try up to `sample` rejections alone."""
+def judge(trace: Sequence[TraceRequest], targets: TtftTargets) -> RejectionHindsight:
+    """Play the trace by the rule and by others."""
     outcomes = _play(trace, targets, by_rule)
     rejected = [o for o in outcomes if o.reject and not o.reject.queued_s]
     met = sum(map(targets.met, outcomes))
     missed = [
         o for o in outcomes if not targets.met(o) and not (o.reject and not o.reject.queued_s)
     ]
-    chosen = rejected
-    if len(rejected) > sample:
-        chosen = Random(f"{seed}:refusals").sample(rejected, sample)
-    tried = {o.request.id: _false(o.request, trace, targets) for o in chosen}
     otherwise = {
         name: sum(map(targets.met, _play(trace, targets, rule))) for name, rule in OTHERS.items()
     }
-    return RejectionHindsight(len(trace), met, missed, rejected, tried, otherwise)
-
-
-def _false(row: TraceRequest, trace: Sequence[TraceRequest], targets: TtftTargets) -> bool:
-    """True if the rejected request meets its target when it is admitted."""
-    until = row.arrival_s + AFTER_S
-    after = _play([r for r in trace if r.arrival_s < until], targets, _but(row.id))
-    return targets.met(next(o for o in after if o.request.id == row.id))
+    return RejectionHindsight(len(trace), met, missed, rejected, otherwise)
 
 
 def _never(
@@ -125,19 +94,6 @@ def _without_margin(
 
 
 OTHERS: Mapping[str, Admit] = {"never": _never, "without margin": _without_margin}
-
-
-def _but(request_id: str) -> Admit:
-    """Make the same rule with one exception: the request with this id is admitted."""
-
-    def admit(
-        request: Request, bucket: Bucket, option: Option, queued: int, idle: bool
-    ) -> RejectReason | None:
-        if request.id == request_id:
-            return None
-        return by_rule(request, bucket, option, queued, idle)
-
-    return admit
 
 
 def _play(trace: Sequence[TraceRequest], targets: TtftTargets, admit: Admit) -> list[SimOutcome]:

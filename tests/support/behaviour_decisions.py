@@ -1,6 +1,6 @@
 """Traces whose admissions are judged in hindsight, each at a share of two engines' capacity."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
 
 ROWS = 1_500  # of each trace: seconds of work for a run
-LOADS = (0.8, 1.0, 1.5)
 FILES = {
     "Mooncake conversation": "mooncake_conversation_head.jsonl",
     "Mooncake synthetic": "mooncake_synthetic_head.jsonl",
@@ -40,15 +39,9 @@ def rows(name: str, folder: Path | None, seed: int = 1) -> Rows:
     return workload.source(SCENARIO.engine.context)[:ROWS]
 
 
-def names(folder: Path | None) -> Iterator[str]:
-    yield MADE
-    if folder is not None:
-        yield from FILES
-
-
-def judged(trace: Rows, load: float, sample: int) -> RejectionHindsight:
+def judged(trace: Rows, load: float) -> RejectionHindsight:
     """The trace at a share of capacity, for first tokens of chats in 2 s, of documents in 15 s."""
     capacity = capacity_per_s(trace, SCENARIO.engine, SCENARIO.gpus)
     workload = replace(SimWorkload(trace), load=load, arrivals=TRACE_ARRIVALS)
     paced, _ = workload.requests(SCENARIO.engine.context, lambda _: capacity)
-    return judge(paced, TARGETS, sample)
+    return judge(paced, TARGETS)
