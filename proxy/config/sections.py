@@ -90,10 +90,10 @@ class Timeouts(Section):
     connect: time to connect to a backend, TLS included.
     first_token: time until the first event of a stream, or until a response of an unshaped path.
     answer: time until a chat or completion that is not a stream. null: five times first_token.
-    idle: time without a byte within a response, from a backend that fails its health checks; ten
-    times as long from a healthy one, which may hold a tool call back.
-    keep_alive: time without a byte after which a client that waits for the first token of a stream
-    gets a heartbeat, with status 200, as do streams in which a backend is silent. 0: never.
+    idle: time without a byte within a response, from a backend that fails its health checks. A
+    healthy one, which may hold a tool call back, has ten times as long.
+    keep_alive: time without a byte after which a client of a stream gets a heartbeat, with status
+    200 if it still waits for the first token. 0: never.
     client_headers: time to receive the head of a request.
     client_body: time to receive a body.
     client_write: time in which a client must take 16 KiB of a response, or its rest.

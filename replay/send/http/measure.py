@@ -28,8 +28,7 @@ DEFINITIONS = {
     "ttft": "first output event - intended (response; headline) or - sent (service)",
     "e2e": "last output event - intended (response) or - sent (service)",
     "session_e2e": "last output event of the last answer - intended of the first request of a "
-    "session, with the sessions of its sub-agents; none if a request was rejected, failed or was "
-    "never sent",
+    "session with its sub-agents; none if one of them got no answer",
     "tpot": "(last - first output event) / (output_tokens - tokens in the first); undefined for "
     "one token and without usage",
     "icl": "gap between output events; events of one network read share a time stamp",

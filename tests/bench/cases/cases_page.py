@@ -196,9 +196,9 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
     if losses:
         yield (
             "| case | in time, %: Forebay | best other | TTFT p90, s | TTFT p99, s | E2E p50, s | "
-            "E2E p99, s | refused (late), % | admitted late, % | vendor's target, % |"
+            "refused (late), % | admitted late, % | vendor's target, % |"
         )
-        yield "|" + " --- |" * 10
+        yield "|" + " --- |" * 9
     for cell in sorted(losses, key=lambda cell: (cell.ahead, cell.case)):
         ours, best = cell.ours, cell.best
         spread = ""
@@ -208,21 +208,21 @@ def _table(cells: list[CellResults]) -> Iterator[str]:
         few = ours["requests"] < FEWEST
         pairs = [
             "-" if few and "p99" in name else _pair(ours[name], best[name])
-            for name in ("ttft_p90_s", "ttft_p99_s", "e2e_p50_s", "e2e_p99_s")
+            for name in ("ttft_p90_s", "ttft_p99_s", "e2e_p50_s")
         ]
         own = f"{ours['own_in_time']:.1f}, {ours['own_in_time'] - cell.ahead_by_vendor:.1f}"
-        refused = [f"{row['refused']:.3g} ({row['refused_late']:.3g})" for row in (ours, best)]
         yield (
             f"| {cell.title} | {f'**{shown}**' if cell.ahead < -LEVEL else shown} "
             f"| {best['in_time']:.1f} {NAMES[best.policy]} "
-            f"| {' | '.join(pairs)} | {', '.join(refused)} "
-            f"| {_pair(ours['admitted_late'], best['admitted_late'])} "
-            f"| {own} |"
+            f"| {' | '.join(pairs)} | {ours['refused']:.3g} ({ours['refused_late']:.3g}) "
+            f"| {ours['admitted_late']:.3g} | {own} |"
         )
     if losses:
         yield ""
-    others = sorted(cell.title for cell in cells if not cell.has_loss)
-    yield f"No loss: {'; '.join(others)}." if others else "Each case has a loss."
+    for flag, words in ((False, "No loss"), (True, "No loss with the flag")):
+        others = sorted(cell.case for cell in cells if cell.flag == flag and not cell.has_loss)
+        if others:
+            yield f"{words}: {', '.join(others)}."
 
 
 def _pair(ours: float, best: float) -> str:

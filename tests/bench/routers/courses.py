@@ -36,7 +36,7 @@ def _chunked(course: Course) -> Course:
     """The same traffic in front of engines that split long prefills themselves."""
     return replace(
         course, name=f"{course.name}, chunked", chunk=CHUNK, traffic_of=course.name,
-        about=f"{course.about}; engines take {CHUNK:,} tokens of one prompt in a step at most",
+        about=f"{course.about}. Engines take {CHUNK:,} tokens of one prompt in a step at most",
     )  # fmt: skip
 
 

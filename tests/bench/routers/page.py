@@ -123,7 +123,7 @@ def _circumstances(entries: Sequence[Entry]) -> str:
     span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return (
         f"{span}; {runs[-1]['behind']}; time scale {' and '.join(f'{x:g}' for x in scales)}; "
-        f"seeds {', '.join(map(str, seeds))}; {valid} of {len(runs)} runs valid; "
+        f"seeds {', '.join(map(str, seeds))}. Of {len(runs)} runs {valid} are valid. Machine: "
         f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}, reference "
         f"loop {speeds[0]:.0f} to {speeds[-1]:.0f} ms. Versions: "
         + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."

@@ -109,8 +109,8 @@ def _flag_alone() -> str:
     return (
         f"vLLM's flag {FLAG} alone solves most of the first problem for chats. At "
         f"{figure(flag[best][SAME]['per_s'])} requests a second it at least halves the p99 of "
-        f"their first token behind {halved} of {len(others)} other routers: "
-        f"{both(best, 'chats')} s behind {LABELS[best]}, the best one without it. Documents share "
+        f"their first token behind {halved} of {len(others)} other routers. Behind "
+        f"{LABELS[best]}, the best one without it, it is {both(best, 'chats')} s. Documents share "
         f"each step then, and take longer: p99 {both(best, 'documents')} s. Behind Forebay, "
         f"chats go {both(FOREBAY, 'chats')} s and documents {both(FOREBAY, 'documents')} s."
     )
@@ -236,10 +236,10 @@ def scheduler_cases() -> str:
         cells.setdefault((row["case"], row["load"]), {})[row["set_up"]] = row
     rows = []
     order = ("class", "flag", "default")
-    level = []
+    level, ahead = [], []
     for (case, load), of in sorted(cells.items(), key=lambda c: _lead(c[1])):
-        if abs(_lead(of)) < LEVEL_POINTS and not _slower(of):
-            level.append(f"{case} {load:g}")
+        if not _slower(of) and _lead(of) > -LEVEL_POINTS:
+            (level if _lead(of) < LEVEL_POINTS else ahead).append(f"{case} {load:g}")
             continue
         shown = [
             " / ".join("-" if (v := of[name][key]) is None else f"{v:.{places}f}" for name in order)
@@ -249,9 +249,8 @@ def scheduler_cases() -> str:
         ]
         rows.append((f"{case} {load:g}", *shown))
     heads = ("case, load", "in time, percent", "chats' p99", "long prompts' p99", "E2E p50")
-    named = (
-        f"Within {LEVEL_POINTS:g} points of the better of the two, and not 5 % slower than it: "
-        f"{', '.join(level)}."
+    named = f"Within {LEVEL_POINTS:g} points of the better of the two: {', '.join(level)}." + (
+        f" Ahead of it: {', '.join(ahead)}." if ahead else ""
     )
     return f"{markdown_table(heads, rows)}\n\n{named}"
 
