@@ -37,8 +37,8 @@ def is_log(path: Path) -> bool:
 def is_trace(path: Path) -> bool:
     """Return True for a file of Forebay's trace format, which may be a capture."""
     start = _start(path).partition(b"\n")[0]
-    known = b'"arrival_s"' in start and b'"input_tokens"' in start
-    return known and (b"ttft" not in start or b'"observed"' in start)
+    is_row = b'"arrival_s"' in start and b'"input_tokens"' in start
+    return is_row and (b"ttft" not in start or b'"observed"' in start)
 
 
 def _start(path: Path) -> bytes:
@@ -53,7 +53,7 @@ def read_log(path: Path, capture: Path | None = None) -> tuple[Timed, ...]:
 
     Args:
         path: a ledger, a log or a capture.
-        capture: of the same time as the log. It has the same requests, and their prompts.
+        capture: the capture of the same time. It has the same requests, and their prompts.
 
     Raises InputError that names the file, and the line or the missing part.
     """

@@ -64,7 +64,7 @@ def test_a_row_has_counts_blocks_tenant_class_and_times() -> None:
         [due] = to_rows.finished(one, 200, LATER)
         return to_rows.row(due)
 
-    times = {"sent_at": 103.5, "first_token_at": 104.0, "backend": "gpu0"}
+    times: dict[str, Any] = {"sent_at": 103.5, "first_token_at": 104.0, "backend": "gpu0"}
     seen = {"sent_s": 0.5, "ttft_s": 1.0, "e2e_s": LATER - 103.0, "backend": "gpu0"}
     uncounted = row(**times)
     assert (uncounted.status, uncounted.observed) == (200, seen)
