@@ -11,9 +11,7 @@ import pytest
 from fakes.made_runs import write_pair
 
 from forebay.analysis.demo.processes import ServerFailed
-from forebay.proxy.cli import COMMANDS, main
-
-NO_PACE = ("0", "-1", "nan", "inf")
+from forebay.proxy.cli import main
 
 
 def forebay(
@@ -27,83 +25,6 @@ def forebay(
         check=False,
         env={**os.environ, **environ},
     )
-
-
-@pytest.mark.parametrize("word", COMMANDS)
-def test_help_shows_an_example(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word, "--help"]) == 0
-    assert f"forebay {word}" in capsys.readouterr().out
-
-
-def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["proxi"]) == 2
-    assert "no command 'proxi'" in capsys.readouterr().err
-
-
-@pytest.fixture
-def bad(tmp_path: Path) -> dict[str, str]:
-    """Files with one thing wrong in each, and names for files that are not there yet."""
-    texts = {
-        "unknown_key.yaml": "limits: {bodyy: 1}\nbackends: [{url: 'http://127.0.0.1:1'}]\n",
-        "empty.jsonl": "",
-        "row.jsonl": '{"id":"a","arrival_s":0,"input_tokens":5,"output_tokens":5}\n{"id":1\n',
-        "back.jsonl": "".join(
-            json.dumps({"id": i, "arrival_s": t, "input_tokens": 5, "output_tokens": 5}) + "\n"
-            for i, t in (("a", 2.0), ("b", 1.0))
-        ),
-        "good.jsonl": '{"id":"a","arrival_s":0,"input_tokens":5,"output_tokens":5}\n',
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "summary.json").write_text("{}")
-    return {name: str(tmp_path / name) for name in (*texts, "run", "new", "out.html")}
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("proxy --config {unknown_key.yaml}", "limits.bodyy: unknown key; did you mean body?"),
-        ("proxy --backend localhost:8001", "give a URL such as http://127.0.0.1:8001"),
-        ("proxy", "no backend: give --backend"),
-        ("proxy --port 99999999 --backend http://127.0.0.1:1", "listen.port"),
-        ("replay {row.jsonl} --target http://127.0.0.1:1 --out {new}", "row.jsonl:2"),
-        ("replay {empty.jsonl} --target http://127.0.0.1:1 --out {new}", "empty"),
-        ("replay {back.jsonl} --target http://127.0.0.1:1 --out {new}", "back.jsonl:2"),
-        ("replay {good.jsonl} --target http://127.0.0.1:1 --out {new} --rate 0", "--rate"),
-        ("replay {good.jsonl} --target http://127.0.0.1:1 --out {run}", "already holds a run"),
-        ("replay {good.jsonl} --target nowhere --out {new}", "--target"),
-        ("replay {new} --target http://127.0.0.1:1 --out {new}", "new"),
-        ("traces describe {row.jsonl}", "row.jsonl:2"),
-        ("traces describe {empty.jsonl}", "empty"),
-        ("engine --model gpt-5 --gpu h200", "gpt-5"),
-        ("engine --model llama-3-8b --gpu abacus", "abacus"),
-        ("report {run} -o {out.html}", "run"),
-        ("compare {new} {new}", "new"),
-        ("demo --out {run} --time-scale fast", "--time-scale"),
-        *((f"demo --out {{new}} --time-scale {n}", "--time-scale") for n in NO_PACE),
-        ("demo --out {new} --gpu abacus", "abacus"),
-        ("demo --out {good.jsonl} --duration 5", "--out: {good.jsonl} cannot be made"),
-        ("demo --out {good.jsonl}/x --duration 5 --force", "--out: {good.jsonl}/x cannot be made"),
-        ("explain X --admin http://[::1", "--admin http://[::1: give a URL"),
-        ("explain X --admin http://[::1]:x", "give a URL"),
-        ("explain X --admin http://", "give a URL"),
-        ("explain X --admin http://127.0.0.1:1/a%20b", "no answer"),
-    ],
-)
-def test_bad_input(
-    line: str, words: str, bad: dict[str, str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name, path in bad.items():
-        line, words = (text.replace(f"{{{name}}}", path) for text in (line, words))
-    assert main(line.split()) == 2
-    out, err = capfd.readouterr()
-    assert words in err
-    assert len(err.strip().splitlines()) == 1, err
-    assert "Traceback" not in err
-    assert not out
-    assert not Path(bad["new"]).exists()
 
 
 def test_bad_input_of_a_process() -> None:
@@ -171,13 +92,6 @@ def test_a_password_in_a_url_is_not_repeated(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "secretpw" not in said
     assert "ftp://***@h:1" in said
-
-
-def test_skip_bad_counts_the_rows(bad: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["traces", "describe", bad["row.jsonl"], "--skip-bad", "--json"]) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out)["requests"] == 1
-    assert "1" in err
 
 
 def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:

@@ -22,7 +22,6 @@ from stages.replay_server import Server, serve
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
-from forebay.replay.cli import app
 from forebay.replay.clock.clock import Clock
 from forebay.replay.results.progress import PRINTED_EVERY_S, describe, print_progress
 from forebay.replay.results.recorder import Live
@@ -128,39 +127,6 @@ def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
     assert all("does not exist" in str(said) for said in kept["said"].to_pylist())
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--rate", "0"], "--rate: 0"),
-        (["--arrivals", "often"], "--arrivals: 'often'"),
-        (["--buckets", "chat"], "--buckets"),
-        (["--slo", "video.ttft=1s"], "--slo: no bucket 'video'"),
-        (["--target", "http://127.0.0.1:9"], "cannot be reached"),
-        (["--max-model-len", "10"], "context is 10"),
-        (["--frobnicate"], "--frobnicate"),
-        (["--format", "csv"], "--format: 'csv'"),
-    ],
-)
-def test_bad_usage(
-    trace: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    says: str,
-) -> None:
-    out = tmp_path / "run"
-    with served(Server()) as server:
-        status = main(["replay", str(trace), "--target", server.url, "--out", str(out), *words])
-    assert status == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "Traceback" not in told.err
-    assert says in told.err
-    assert len(told.err.strip().splitlines()) == 1
-    assert not out.exists()
-    assert server.bodies == []
-
-
 def test_warm_caches_are_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,12 +169,6 @@ def test_the_command_of_the_report_repeats_the_run(
     )
     assert first == second
     assert first["slos"][1] == {"bucket": "long", "metric": "ttft", "limit_s": 0.0003}
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--help"]) == 0
-    assert "forebay replay trace.jsonl --target" in capsys.readouterr().out
-    assert app.registered_commands
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")

@@ -95,49 +95,6 @@ def test_a_bad_row_stops_the_import_and_leaves_nothing_behind(
     assert "1 bad rows skipped" in Run(capfd, "describe", raw, "--skip-bad", "--json").err
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["import", "csv", "x", "-o", "y"], "no trace format 'csv'; one of: azure, burstgpt"),
-        (["import", "azure", "/none", "-o", "y"], "/none: no such file"),
-        (["import", "azure", "/none", "-o", "/no/where/y"], "/no/where/y: no such folder"),
-        (["describe", "/none"], "/none: no such file"),
-        (["describe", "/"], "/: is a directory"),
-        (["synth", "documents", "-o", "y", "--rate", "0"], "--rate 0: not a rate"),
-        (["synth", "documents", "-o", "y", "--document-tokens", "big"], "--document-tokens: 'big'"),
-        (["synth", "documents", "-o", "y", "--rate", "1e-9"], "no request arrives in it"),
-        (["synth", "chat-beside-documents", "-o", "y", "--questions", "0"], "--questions 0"),
-        (["synth", "agent-sessions", "-o", "y", "--context-tokens", "9"], "--context-tokens 9"),
-        (["synth", "shared-document", "-o", "y", "--document-tokens", "0"], "--document-tokens 0"),
-        (["synth", "shared-document", "-o", "y", "--output-tokens", "-1"], "--output-tokens -1"),
-        (["synth", "documents", "-o", "-", "--json"], "--json: standard output has the rows"),
-        (["import", "azure", AZURE, "--json"], "--json: standard output has the rows already"),
-        (["needle", "-o", "-", "--answers", "y", "--json"], "--json: standard output has the"),
-        (["zeroscrolls", "/none", "-o", "-", "--json"], "--json: standard output has the rows"),
-        (["synth", "spaghetti"], "No such command 'spaghetti'"),
-        (["zeroscrolls", "/none", "-o", "y"], "/none: no such file"),
-        (["zeroscrolls", "/none", "-o", "y", "--context", "0"], "--context 0"),
-        (["needle", "-o", "-"], "--answers: a trace on standard output"),
-        (["needle", "-o", "y", "--lengths", "8k"], "--lengths: '8k' is not numbers"),
-        ([], "Missing command"),
-    ],
-)
-def test_bad_words_are_one_line_and_exit_status_2(
-    words: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = Run(capfd, *words)
-    assert (run.status, run.out) == (2, "")
-    assert run.err.startswith("forebay traces: ")
-    assert run.err.count("\n") == 1
-    assert says in run.err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_traces_flow_through_pipes() -> None:
     forebay = [sys.executable, "-m", "forebay.proxy", "traces"]
     made = subprocess.run(

@@ -383,10 +383,6 @@ def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
     assert "decode_bandwidth 0.9 0.9 share 0.05 to 1 prior" in said
 
 
-def test_help_shows_an_example() -> None:
-    assert "forebay engine fit points.csv --model" in forebay("engine", "fit", "--help").stdout
-
-
 def test_the_list_of_shipped_calibrations() -> None:
     done = forebay("engine", "--list-calibrations", "--json")
     assert {(one["model"], one["gpu"]) for one in json.loads(done.stdout)["calibrations"]} == {

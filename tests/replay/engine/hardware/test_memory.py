@@ -319,34 +319,3 @@ def test_the_table_says_the_budget_and_the_concurrency(capsys: pytest.CaptureFix
     said = " ".join(capsys.readouterr().out.split())
     for words in ("weights 14.96", "54,283 blocks of 16: 868,528 tokens", "6.63x 6", "128 KiB"):
         assert words in said
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--gpu h200", "--model"),
-        ("--model llama-3-8b", "--gpu"),
-        ("--model gpt-5 --gpu h200", "config.json"),
-        ("--model nowhere/config.json --gpu h200", "no such file"),
-        ("--model llama-3-8b --gpu abacus", "--gpu-memory-gib"),
-        ("--model llama-3-8b --gpu-memory-gib -1", "--gpu-memory-gib"),
-        ("--model llama-3-8b --gpu h200 --length 8k", "--lengths 8k"),
-        ("--model llama-3-8b --gpu h200 --tp 3", "--tp 3"),
-        ("--model llama-3-8b --gpu h200 --kv-cache-dtype int3", "--kv-cache-dtype int3"),
-        ("--model llama-3-8b --gpu h200 --gpu-memory-utilization 1.1", "--gpu-memory-utilization"),
-        ("--model llama-3-8b --gpu h200 --max-model-len 131073", "takes at most 131,072 tokens"),
-        ("--model llama-3-8b --gpu h200 --length ²", "--lengths ²"),
-        ("--model llama-3-8b --gpu h200 --weights-gib 0", "--weights-gib"),
-        ("--model llama-3-8b --gpu h200 --weights-gib inf", "--weights-gib inf"),
-        ("--model llama-3-8b --gpu h200 --gpu-memory-gib inf", "--gpu-memory-gib inf"),
-        ("--model llama-3-8b --gpu h200 --non-torch-gib inf", "--non-torch-gib inf"),
-        ("--model llama-3-8b --gpu h200 --cuda-graph-gib nan", "--cuda-graph-gib nan"),
-        ("--model llama-3-8b --gpu h200 --cuda-graph-gib -1", "--cuda-graph-gib"),
-    ],
-)
-def test_bad_options(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kv", *line.split()]) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert len(said.err.splitlines()) == 1
-    assert not said.out

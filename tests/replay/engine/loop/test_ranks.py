@@ -184,23 +184,6 @@ async def test_the_proxy_has_a_lane_for_each_rank() -> None:
     assert tokens == {rank: count * TOKENS for rank, count in sent.items()}
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("-dp 0", "--data-parallel-size 0: give 1 to 64"),
-        ("--data-parallel-size 12345", "--data-parallel-size 12345: give 1 to 64"),
-        (
-            "-dp 4 --api-server-count 2",
-            "--api-server-count 2: with --data-parallel-size 4 the API server has a process for "
-            "each rank; leave it out",
-        ),
-    ],
-)
-def test_a_wrong_number_is_one_line(words: str, says: str) -> None:
-    line = refusal("engine", "--model", "llama-3-8b", "--port", "0", *words.split())
-    assert says in line
-
-
 def test_ranks_that_share_experts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS["mistralai/Mixtral-8x7B-v0.1"]))

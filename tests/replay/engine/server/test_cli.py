@@ -6,10 +6,8 @@ import socket
 import subprocess
 from urllib.request import urlopen
 
-import pytest
+from commands import refusal
 from stages.engine_stage import COMMAND
-
-from forebay.proxy.cli import main
 
 
 def test_it_serves_until_sigterm_and_exits_0() -> None:
@@ -45,45 +43,10 @@ def test_it_says_that_constants_were_not_measured_on_the_gpu() -> None:
         assert process.wait(60) == 0
 
 
-def rejected(capfd: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line that `forebay engine` writes before it exits with 2."""
-    assert main(["engine", *words]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ["--model", "gpt-5"],
-            "--model gpt-5: no such model; the simulated ones are DeepSeek-V3",
-        ),
-        (["--model", "llama-3-8b", "--fault", "x"], "--fault x: give NAME"),
-        (
-            ["--model", "llama-3-8b", "--vllm-version", "0.11", "--no-scheduler-reserve-full-isl"],
-            "--scheduler-reserve-full-isl: vLLM 0.11 has no such option; leave it out or give",
-        ),
-        (
-            ["--model", "llama-3-8b", "--port", "99999"],
-            "--port': give 65535 or less",
-        ),
-        ([], "Missing option"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(
-    words: list[str], says: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert says in rejected(capfd, *words)
-
-
-def test_a_taken_port_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"--port {port}: cannot listen" in rejected(
-            capfd, "--model", "llama-3-8b", "--port", str(port)
-        )
+        line = refusal("engine", "--model", "llama-3-8b", "--port", str(port))
+        assert f"--port {port}: cannot listen" in line
