@@ -53,9 +53,6 @@ class Choices(PlacementFlags):
         int,
         typer.Option(min=0, show_default=False, help="KV layers of a draft head (EAGLE: 1)."),
     ] = 0
-    pad_latent: Annotated[
-        bool, typer.Option("--pad-latent", help="Pad MLA rows as vLLM 0.7 does.")
-    ] = False
     non_torch_gib: Annotated[
         float | None, typer.Option(help="GiB allocated outside torch, if known.")
     ] = None
@@ -160,7 +157,6 @@ def make_plan(shape: ModelShape, gpu: GpuMemory, choices: Choices) -> Plan:
         tensor_parallel=choices.tensor_parallel_size,
         max_num_batched_tokens=choices.max_num_batched_tokens or gpu.batched_tokens,
         draft_layers=choices.draft_layers,
-        pad_latent=choices.pad_latent,
         steps_in_flight=choices.steps_in_flight,
         gpu_memory_utilization=choices.gpu_memory_utilization,
         max_num_seqs=choices.max_num_seqs or gpu.sequences,

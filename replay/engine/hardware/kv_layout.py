@@ -9,10 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from forebay.replay.engine.hardware.layers import Heads, Indexer, Recurrent
 
-LATENT_PADDING = 128
-"""vLLM 0.7's Triton kernel padded MLA rows to a multiple of this: 576 numbers became 640 (a
-start-up log of DeepSeek-R1 on 8 H200 with 0.7 has 18,418 blocks, 10 % fewer than unpadded)."""
-
 KV_VALUE_BYTES = {
     "auto": 2,
     "bfloat16": 2,
@@ -121,7 +117,6 @@ class KvOptions:
     Attributes:
         value_bytes: bytes of one cached number: 2, or 1 with fp8.
         draft_layers: layers that a draft head adds (EAGLE: 1).
-        pad_latent: pad MLA rows as vLLM 0.7 does.
         steps_in_flight: steps whose tokens sliding layers keep in addition to the window: 2 with
             asynchronous scheduling from vLLM 0.26 on (`VllmConfig.max_in_flight_tokens`).
         caches_prefixes: prefix caching is on, so that a recurrent state has several blocks.
@@ -134,7 +129,6 @@ class KvOptions:
     tensor_parallel: int = 1
     max_num_batched_tokens: int = 8192
     draft_layers: int = 0
-    pad_latent: bool = False
     steps_in_flight: int = 1
     caches_prefixes: bool = True
     whole: bool = False
@@ -159,12 +153,9 @@ def layer_bytes(shape: ModelShape, options: KvOptions | None = None) -> int:
     """
     chosen = options or KvOptions()
     if shape.latent:
-        width = shape.latent
         if shape.index is not None and chosen.value_bytes == 1:
             return _SPARSE_FP8_ROW
-        if chosen.pad_latent:
-            width = math.ceil(width / LATENT_PADDING) * LATENT_PADDING
-        return width * chosen.value_bytes
+        return shape.latent * chosen.value_bytes
     heads = math.ceil(shape.kv_heads / chosen.tensor_parallel)
     return heads * (shape.head_dim + (shape.value_dim or shape.head_dim)) * chosen.value_bytes
 
