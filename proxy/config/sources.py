@@ -16,7 +16,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from forebay.proxy.config.advice import THRESHOLD_REMEDY
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sections import UNITS
 from forebay.traces.ground.command_line.plain_words import plain_words
@@ -39,7 +38,6 @@ SERVICE_LINK = re.compile(
     r"(?:_PROTO|_PORT|_ADDR)?)=.*|FOREBAY_(?:[A-Z0-9]+_)*PORT=(?:tcp|udp|sctp)://.*",
     re.DOTALL,
 )
-REMOVED = {"prefill_piece": THRESHOLD_REMEDY}  # keys of older versions, and what to do instead
 MOST_SHOWN = 3  # problems of a configuration in one line
 SECRET_KEYS = ("share", "upstream_api_key")  # these values are in no message
 
@@ -218,8 +216,6 @@ def _problem(first: ErrorDetails, at: tuple[str, ...], words: str, where: str) -
     """Return one problem: its key, the given value and a right value."""
     key = ".".join(at)
     if first["type"] == "extra_forbidden":
-        if at[-1] in REMOVED:
-            return f"{key} was removed: {REMOVED[at[-1]]}"
         close = difflib.get_close_matches(at[-1], _keys(first["loc"][:-1]), n=1)
         if where == PREFIX + key.upper():  # as in FOREBAY_PORT=8081 or FOREBAY_LISTEN_PORT=8081
             close = _variables(key) or close

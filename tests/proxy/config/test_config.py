@@ -295,16 +295,6 @@ def test_a_whole_answer_has_a_multiple_of_the_first_token(
     assert load_config(None, {**ONE, "timeouts": timeouts}, {}).timeouts.whole_answer == whole_s
 
 
-@pytest.mark.parametrize("given", ["auto", "1200ms", "off", False])
-def test_a_removed_key_says_what_to_do_instead(given: object) -> None:
-    with pytest.raises(InputError) as error:
-        load_config(None, {"backends": [{"url": "http://h:1", "prefill_piece": given}]}, {})
-    assert str(error.value) == (
-        "command line: backends.0.prefill_piece was removed: start vLLM with "
-        "--long-prefill-token-threshold 2048 and set long_prefill_token_threshold: 2048"
-    )
-
-
 @pytest.mark.parametrize(
     ("keys", "chunk_tokens"),
     [
