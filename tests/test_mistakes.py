@@ -93,8 +93,6 @@ MISTAKES = [
     (f"engine {MODEL} --max-num-seqs all", "'--max-num-seqs': give a whole number"),
     (f"engine fit nowhere.csv {MODEL} --gpu h200", "nowhere.csv: cannot be read"),
     ("engine fit", "Missing"),
-    ("engine calibrate points.csv", "calibrate: write this instead: forebay engine fit"),
-    ("engine validate run", "validate: write this instead: forebay engine fit --hold-out 1"),
     ("replay", "Missing argument 'trace'"),
     ("replay good.jsonl", "Missing option '--target'"),
     ("replay good.jsonl --target nowhere --out run", "write e.g. http://127.0.0.1:8080"),

@@ -216,7 +216,6 @@ def test_steps_are_done_in_the_order_given(steps: str, arrivals: list[str], tmp_
         (["edit", "{}", "--spread", "3"], "--spread: "),
         (["edit", "{}", "--spread", "soon"], "--spread soon: give a time"),
         (["merge", "{}"], "give two traces or more"),
-        (["slice", "{}"], "slice: write this instead: forebay traces edit --slice FROM..TO"),
         (["export", "xml", "{}"], "no export format 'xml'; one of: mooncake, aiperf, guidellm"),
         (["synth", "model", "{}", "-o", "{}.out"], "not a model of traces fit"),
     ],

@@ -17,25 +17,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from forebay.traces.ground.command_line.messages import be_quiet
-from forebay.traces.ground.errors import InputError
 
 EXAMPLE = re.compile(r"[Ee]xample: *(forebay .*)")
 QUIET = "--quiet"
 RENAMED = {"--output": "--out", "--seconds": "--duration", "--length": "--lengths"}
 """{old name: present name} of renamed options. Old names work and are not shown."""
-REPLACED = {
-    "forebay traces slice": "forebay traces edit --slice FROM..TO",
-    "forebay traces scale": "forebay traces edit --speed X, or --rate X",
-    "forebay traces shift": "forebay traces edit --shift SECONDS",
-    "forebay traces thin": "forebay traces edit --thin SHARE",
-    "forebay traces sample": "forebay traces edit --sample SESSIONS",
-    "forebay traces cap": "forebay traces edit --cap LIMITS",
-    "forebay traces spread": "forebay traces edit --spread TIME",
-    "forebay traces anonymise": "forebay traces edit --anonymise",
-    "forebay engine calibrate": "forebay engine fit",
-    "forebay engine validate": "forebay engine fit --hold-out 1",
-}
-"""{words of an earlier command: present command}, named in an error for one release."""
 NAME_WIDTH = 26  # a longer option name has a line of its own
 LAST = ("Output", "Options")  # headings that come after all others
 
@@ -65,12 +51,6 @@ class PlainCommand(_Plain, TyperCommand):
 
 class PlainGroup(_Plain, TyperGroup):
     """A command with sub-commands and plain help, like `PlainCommand`."""
-
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        command = super().get_command(ctx, cmd_name)
-        if command is None and (now := REPLACED.get(f"{ctx.command_path} {cmd_name}")):
-            raise InputError(f"{cmd_name}: write this instead: {now}")
-        return command
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         super().format_options(ctx, formatter)
