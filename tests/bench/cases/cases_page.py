@@ -32,6 +32,7 @@ CELL = re.compile(r"(?P<case>\S+) (?P<load>\S+)(?P<flag> flag)? (?P<policy>\S+)"
 LEVEL = 2.0  # points in time; smaller differences are noise
 NEAR_BEST = 1.0  # points in time from the best policy: those whose other figures count
 TIMES = 1.05
+WORST = 5  # cells that are named
 FEWEST = 1_000  # requests of a seed behind a p99 that is shown
 
 
@@ -60,6 +61,10 @@ class CellResults:
         return f"{self.case}{', flag' if self.flag else ''}"
 
     @property
+    def place(self) -> str:
+        return f"{self.case} {self.load}{', flag' if self.flag else ''}"
+
+    @property
     def ours(self) -> Result:
         return self.results[FOREBAY]
 
@@ -83,7 +88,8 @@ class CellResults:
 
     @property
     def has_loss(self) -> bool:
-        return self.ahead_by_vendor < -LEVEL or not all(met(self) for met in GOALS.values())
+        """Return whether another policy is better by the target of the page or the vendor's."""
+        return self.ahead_by_vendor < -LEVEL or not all(met(self) for met in BEST.values())
 
     def least(self, figure: str) -> float:
         """Return the least figure of all policies that are about as often in time as the best."""
@@ -152,15 +158,17 @@ def _seeds(counts: set[int]) -> str:
 def _behind(cells: list[CellResults]) -> Iterator[str]:
     """List the cells in which another policy is more often in time, the worst first."""
     behind = sorted((cell for cell in cells if cell.ahead < -LEVEL), key=lambda cell: cell.ahead)
-    words = [
-        f"{cell.case} {cell.load}{', flag' if cell.flag else ''} ({-cell.ahead:.0f}, "
-        f"{NAMES[cell.best.policy]})"
-        for cell in behind
-    ]
+    words = [f"{cell.place} ({-cell.ahead:.0f}, {NAMES[cell.best.policy]})" for cell in behind]
     yield f"More than {LEVEL:g} points in time behind, in {len(behind)} cells: {'; '.join(words)}."
+    yield ""
+    for kind, of in (("admitted", "admitted"), ("refused", "requests")):
+        figure = f"{kind}_late"
+        worst = sorted(cells, key=lambda cell: -cell.ours[figure])[:WORST]
+        words = [f"{cell.place} ({cell.ours[figure]:.3g})" for cell in worst]
+        yield f"Most {kind} late, % of the {of}: {'; '.join(words)}."
 
 
-GOALS: dict[str, Callable[[CellResults], bool]] = {
+BEST: dict[str, Callable[[CellResults], bool]] = {
     "in time: at least the best other policy's - 1 point": lambda cell: cell.ahead >= -1.0,
     **{
         f"{words}: at most 1.05 times the best": (
@@ -170,11 +178,13 @@ GOALS: dict[str, Callable[[CellResults], bool]] = {
             ("ttft_p90_s", "TTFT p90"), ("ttft_p99_s", "TTFT p99"), ("e2e_p50_s", "E2E p50"),
         )
     },
+}  # fmt: skip
+GOALS = BEST | {
     "admitted late: at most 2 % of the admitted": lambda cell: cell.ours["admitted_late"] <= 2.0,
     "refused late: at most 5 % of the refused": lambda cell: (
         cell.ours["refused_late"] <= 0.05 * cell.ours["refused"]
     ),
-}  # fmt: skip
+}
 
 
 def _goals(cells: list[CellResults]) -> Iterator[str]:
