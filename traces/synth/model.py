@@ -137,12 +137,6 @@ def read_model(path: str | Path) -> TrafficModel:
     """Read a model (InputError: not a model)."""
     try:
         values = orjson.loads(Path(path).read_bytes())
-        version = values.get("version")
-        if version != VERSION and "session_cv" in values:
-            raise InputError(
-                f"{path}: a model of version {version}, and this forebay reads version {VERSION}; "
-                "make it again with forebay traces fit"
-            )
         model = TrafficModel(**values)
         model.first = [_first(row) for row in model.first]
         model.later = [_later(row) for row in model.later]
@@ -173,6 +167,8 @@ def _later(row: Sequence[Any]) -> LaterTurn:
 
 def _check(model: TrafficModel) -> None:
     """Raise ValueError if the model cannot make a trace."""
+    if model.version != VERSION:
+        raise ValueError(f"version {model.version}")
     if not (model.first and any(rate > 0 for rate in model.profile)) and not model.long_first:
         raise ValueError("no samples")
     if not model.duration_s > 0:

@@ -140,8 +140,6 @@ CONSTANTS: dict[str, Constant] = {
     "answer_token_s": _TOKEN,
     "stream_token_s": _TOKEN,
 }
-_LATER = {"chunk_s": 0.0}
-"""Constants that earlier files of this format lack, with the value that they had in effect."""
 _TEXTS = ("model", "gpu", "date", "source", "checked")
 _KEYS = ("format", *_TEXTS, "constants", "fitted", "points")
 
@@ -226,7 +224,6 @@ def _constants(values: Any, name: str, source: str) -> Calibration:
     if not isinstance(values, dict):
         raise InputError(f"{name}: constants is {_shown(values)}; give an object")
     _check_keys(values, tuple(CONSTANTS), name, "constants.")
-    values = _LATER | values
     for key, allowed in CONSTANTS.items():
         value = values.get(key)
         if (

@@ -164,10 +164,3 @@ def test_one_endless_session_has_a_rate() -> None:
     assert len(list(synthesise(fit(rows)))) == 50
     with pytest.raises(InputError, match="fewer than two requests at different times"):
         fit(rows[:1])
-
-
-def test_a_model_of_an_older_version_is_to_be_fitted_again(tmp_path: Path) -> None:
-    path = tmp_path / "old.json"
-    path.write_text('{"version": 1, "session_cv": 1.0, "profile": [1.0], "first": [[1,1,0,0,1]]}')
-    with pytest.raises(InputError, match="a model of version 1, and this forebay reads version 2"):
-        read_model(path)

@@ -324,12 +324,6 @@ def test_a_bad_file_is_named_by_its_key(change: dict[str, Any], says: str) -> No
         parse_calibration(json.dumps({**GOOD, **change}).encode(), "cal.json")
 
 
-def test_an_earlier_file_has_no_seconds_of_a_chunk() -> None:
-    constants = {name: value for name, value in GOOD["constants"].items() if name != "chunk_s"}
-    read = parse_calibration(json.dumps({**GOOD, "constants": constants}).encode(), "cal.json")
-    assert read.constants.chunk_s == 0.0
-
-
 def test_what_a_time_is_bound_by() -> None:
     decode = point_steps(ITLS[0], LLAMA_3_8B, H200_SXM)
     floor = least(LLAMA_3_8B, H200_SXM, decode.steps)
