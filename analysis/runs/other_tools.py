@@ -12,19 +12,18 @@ Requests that were never sent are in none of these files.
 from pathlib import Path
 
 from forebay.analysis.runs.run import RunData
-from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
 from forebay.traces.formats import (
     FOREBAY,
     MeasuredRequest,
     TraceFormat,
     detect,
-    formats,
     head_of,
 )
+from forebay.traces.formats.served import result_format, served_results
 from forebay.traces.formats.totals import is_table, refuse_without_requests
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS, bucket_of
 from forebay.traces.ground.errors import InputError
-from forebay.traces.rows import SHAPE_ERRORS, NotARequestError, RowError, shape_error
 
 FROM_SENDING = "times count from when a request was sent, not from when it was due"
 VLLM = "vllm bench serve"
@@ -57,7 +56,7 @@ def load_result(path: Path, name: str | None = None, number: int | None = None) 
     tool = _tool(path)
     made_by = VLLM if tool.name == "vllm-bench" else tool.name
     notes: list[str] = []
-    results = _results(path, tool, notes)
+    results = served_results(path, tool, notes)
     if not results:
         raise InputError(
             f"{path}: holds no requests; check that it is the file with every request of {made_by}"
@@ -81,6 +80,8 @@ def load_result(path: Path, name: str | None = None, number: int | None = None) 
 
 def _tool(path: Path) -> TraceFormat:
     """Return the reader of a result file (InputError: another file, with the right command)."""
+    if (tool := result_format(path)) is not None:
+        return tool
     name = detect(path)
     if name is None:
         refuse_without_requests(path)
@@ -91,35 +92,11 @@ def _tool(path: Path) -> TraceFormat:
             "(per_request_lifecycle_metrics.json) or genai-perf (profile_export.json), a usage "
             "ledger or JSON log of the proxy, an .hlog or an .hgrm"
         )
-    if name == FOREBAY or formats()[name].served is None:
-        what = "a trace or a capture" if name == FOREBAY else f"a file of {name}"
-        raise InputError(
-            f"{path}: {what} has no results; `forebay replay` or `simulate` it, or read "
-            "`forebay traces describe`"
-        )
-    return formats()[name]
-
-
-def _results(
-    path: Path, tool: TraceFormat, notes: list[str]
-) -> dict[tuple[int, int | None], list[MeasuredRequest]]:
-    """Read the requests of each result, by the number of its document and its own number in it."""
-    results: dict[tuple[int, int | None], list[MeasuredRequest]] = {}
-    assert tool.served is not None
-    for document in file_rows(path, tool.rows, notes):
-        number = 0 if tool.unpack is None else document.number
-        try:
-            for values in tool.unpack(document.values) if tool.unpack else [document.values]:
-                row = document.with_values(values)
-                try:
-                    results.setdefault((number, row.get("result")), []).append(tool.served(row))
-                except NotARequestError:
-                    continue
-        except RowError as error:
-            raise InputError(f"{path}:{document.number}: {error}") from error
-        except SHAPE_ERRORS as error:
-            raise InputError(f"{path}:{document.number}: {shape_error(error)}") from error
-    return {numbers: served for numbers, served in results.items() if served}
+    what = "a trace or a capture" if name == FOREBAY else f"a file of {name}"
+    raise InputError(
+        f"{path}: {what} has no results; `forebay replay` or `simulate` it, or read "
+        "`forebay traces describe`"
+    )
 
 
 def _row(served: MeasuredRequest) -> FileRow:

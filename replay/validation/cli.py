@@ -29,9 +29,9 @@ printed.
 TABLES is the folder aiconfigurator_core of NVIDIA's op tables: the kernels of a dense model in 16
 bits, without the CPU and the API server.
 
-RESULTS is the JSON of `vllm bench serve --save-detailed`, or CSV or JSON lines with sent_s,
-input_tokens, output_tokens, ttft_s and e2e_s (or _ms). Without --trace no two prompts share
-anything.
+RESULTS is a file of another load test, as of `vllm bench serve --save-detailed` or guidellm, or
+CSV or JSON lines with sent_s, input_tokens, output_tokens, ttft_s and e2e_s (or _ms). Without
+--trace no two prompts share anything.
 
 vLLM's flags describe the server of RUN, LOG or RESULTS. A fit that no GPU can reach is printed and
 rejected. With --hold-out 1 nothing is fitted: how true are the constants that the engine has?

@@ -1,7 +1,7 @@
 """Read the requests of a real server with their times: replayed runs and results of other tools.
 
     run folder                     of `forebay replay`, with the trace that it replayed
-    vllm bench serve               the JSON of --save-result --save-detailed
+    vllm bench serve and others    the file that `forebay report` takes, its last result
     CSV, JSON lines or JSON list   a row for each request, with the columns of `COLUMNS`
 
 A result file knows lengths and not prompts. With the trace that it is of, prompts are the trace's.
@@ -15,7 +15,9 @@ from statistics import median
 from typing import Any
 
 from forebay.replay.engine.calibration.points import parsed_rows
-from forebay.traces.formats import open_trace
+from forebay.traces.formats import TraceFormat, open_trace
+from forebay.traces.formats.served import result_format, served_results
+from forebay.traces.formats.totals import refuse_without_requests
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.rows import RowError, SourceRow
@@ -192,6 +194,8 @@ def is_results(path: Path) -> bool:
     """Return True for a file of requests, False for a folder and a file of points."""
     if not path.is_file():
         return False
+    if result_format(path) is not None:
+        return True
     with path.open("rb") as file:
         start = file.read(1 << 16)
     return b"ttft" in start and b"kind" not in start.split(b"\n", 1)[0]
@@ -206,9 +210,12 @@ def read_results(path: Path, trace: Sequence[TraceRequest] | None = None) -> tup
 
     Raises InputError that names the file, the request and the column.
     """
-    requests = [request for part in parsed_rows(path, _results) for request in part]
+    tool = result_format(path)
+    if tool is None:
+        refuse_without_requests(path)
+    requests = parsed_rows(path, _result) if tool is None else _of_tool(path, tool)
     if not requests:
-        raise InputError(f"{path}: holds no requests; `vllm bench serve` needs --save-detailed")
+        raise InputError(f"{path}: holds no requests")
     if trace is not None:
         requests = _with_prompts(path, requests, trace)
     if not any(request.finished for request in requests):
@@ -240,58 +247,49 @@ def _with_prompts(
     return named
 
 
-def _results(row: SourceRow) -> list[Timed]:
-    """Read the request of a row, or all requests of vLLM's document (RowError: a bad value)."""
-    if not isinstance(row.get("ttfts"), list):
-        return [_result(row)]
+def _of_tool(path: Path, tool: TraceFormat) -> list[Timed]:
+    """Read the last result of another tool's file (InputError: bad values, no times of sending)."""
+    results = list(served_results(path, tool).values())
     requests = []
-    for request in _vllm_rows(row):
+    for number, served in enumerate(results[-1] if results else (), 1):
+        prompt, output = max(1, served.input_tokens), max(1, served.output_tokens or 0)
+        row = TraceRequest(f"r{number}", 0.0, prompt, output)
+        sent_s = served.due_s + (served.wait_s or 0.0)
+        times = sent_s, served.ttft_s or 0.0, served.e2e_s or 0.0
         try:
-            requests.append(_result(request))
+            requests.append(_request(row, times, None, failed=served.e2e_s is None))
         except RowError as error:
-            raise RowError(f"request {request.number}: {error}") from error
+            raise InputError(f"{path}: request {number}: {error}") from error
+    if len(requests) > 1 and len({request.sent_s for request in requests}) == 1:
+        raise InputError(f"{path}: does not say when requests were sent; use a newer {tool.name}")
     return requests
 
 
-def _vllm_rows(document: SourceRow) -> list[SourceRow]:
-    """Turn the parallel lists of `vllm bench serve --save-detailed` into rows."""
-    names = {"sent": "start_times", "input_tokens": "input_lens", "output_tokens": "output_lens",
-             "ttft": "ttfts", "itls": "itls"}  # fmt: skip
-    lists = {name: document.get(key) for name, key in names.items()}
-    count = len(lists["ttft"])
-    for name, values in lists.items():
-        if not isinstance(values, list) or len(values) != count:
-            raise RowError(
-                f"{names[name]} is no list as long as ttfts; repeat the run with --save-result "
-                "--save-detailed"
-            )
-    gaps = lists.pop("itls")
-    lists["e2e"] = [ttft + sum(more) for ttft, more in zip(lists["ttft"], gaps, strict=True)]
-    lists["error"] = document.get("errors") or [""] * count
-    rows = zip(*lists.values(), strict=True)
-    return [
-        SourceRow(number, dict(zip(lists, row, strict=True)), document.facts)
-        for number, row in enumerate(rows, 1)
-    ]
-
-
 def _result(row: SourceRow) -> Timed:
-    """Read one request. A failed request may lack numbers (RowError: a bad or missing value)."""
+    """Read one row. A failed request may lack numbers (RowError: a bad or missing value)."""
     failed = bool(row.get("error"))
     prompt, output = (
         max(1, row.whole_or(0, *COLUMNS[name]) or 0 if failed else row.whole(*COLUMNS[name]))
         for name in ("input_tokens", "output_tokens")
     )
     sent_s, ttft_s, e2e_s = (_seconds(row, name, failed) for name in ("sent", "ttft", "e2e"))
-    if not failed and not 0 < ttft_s <= e2e_s:
+    request = TraceRequest(row.text(*COLUMNS["id"]) or f"r{row.number}", 0.0, prompt, output)
+    cached = row.whole_or(None, "cached_tokens")
+    return _request(request, (sent_s, ttft_s, e2e_s), cached, failed=failed)
+
+
+def _request(
+    row: TraceRequest, times: tuple[float, float, float], cached: int | None, *, failed: bool
+) -> Timed:
+    """Make a request of its times: sent, first token, end (RowError: in no order)."""
+    sent_s, ttft_s, e2e_s = times
+    gap_s = gap_of(e2e_s - ttft_s, row.output_tokens)
+    if not failed and (not 0 < ttft_s <= e2e_s or gap_s == 0.0):
         raise RowError(
             f"ttft {ttft_s:g} s, e2e {e2e_s:g} s; the first token comes after 0 and not after the "
             "last"
         )
-    request = TraceRequest(row.text(*COLUMNS["id"]) or f"r{row.number}", 0.0, prompt, output)
-    gap_s = gap_of(e2e_s - ttft_s, output)
-    cached = row.whole_or(None, "cached_tokens")
-    return Timed(request, sent_s, ttft_s, e2e_s, gap_s, cached, finished=not failed)
+    return Timed(row, sent_s, ttft_s, e2e_s, gap_s, cached, finished=not failed)
 
 
 def gap_of(seconds: float, output: int) -> float | None:

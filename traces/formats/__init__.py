@@ -4,7 +4,7 @@ In reading order: `table` defines `TraceFormat` and chooses a format by the `hea
 `readers` has a file for each family of formats, `body` reads the JSON bodies that many formats
 contain, `usage` the token counts in them, `columns` reads any table by a mapping of its columns,
 `guess` finds that mapping, and `totals` recognises files without requests, such as the summaries of
-load tools. The room imports `reading` and below.
+load tools, and `served` reads how requests were answered. The room imports `reading` and below.
 
 The names below are public: plug-ins import them from here.
 """

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.analysis.runs.run import RunData
-from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, file_rows, run_of_rows
+from forebay.analysis.runs.sources.rows import FileOrigin, FileRow, run_of_rows
 from forebay.replay.send.http.outcome import is_admission
+from forebay.traces.formats.served import file_rows
 from forebay.traces.ground.errors import InputError
 
 DIFFERS = {

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,6 @@ from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.slo import default_slos
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS
-from forebay.traces.ground.errors import InputError
-from forebay.traces.reading.containers import Rows, table_rows
-from forebay.traces.reading.unpack import open_input
-from forebay.traces.rows import FileFacts, RowError, SourceRow
 
 NO_VERDICT = "the file does not say how late requests were sent"
 UNIQUE = frozenset({"id", "request_id"})  # columns whose texts never repeat, so none is shared
@@ -39,38 +35,6 @@ class FileOrigin:
     differs: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     unix: bool = False
-
-
-def file_rows(
-    path: Path, rows: Rows = table_rows, notes: list[str] | None = None
-) -> Iterator[SourceRow]:
-    """Read the rows of a file, packed or not.
-
-    A torn last line is left out and noted: the file is still written, or its writer was killed.
-
-    Raises:
-        InputError: the file cannot be read, or another line is damaged.
-    """
-    torn: InputError | None = None
-    parsed = False
-    try:
-        with open_input(str(path)) as file:
-            for number, row in rows(file, FileFacts(path=str(path))):
-                if torn is not None:
-                    raise torn
-                if isinstance(row, RowError):
-                    torn = InputError(f"{path}:{number}: {row}")
-                else:
-                    parsed = True
-                    yield row
-    except RowError as error:
-        raise InputError(f"{path}: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if torn is not None and not parsed:
-        raise torn
-    if torn is not None and notes is not None:
-        notes.append("the last line was not read, as it is cut")
 
 
 def run_of_rows(
