@@ -10,13 +10,17 @@ from paths import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^ {0,3}```(\w*)\n(.*?)^ {0,3}```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^(?:\$ )?(forebay [a-z].*?)(?:\s+#.*| &)?$", re.MULTILINE)
+IN_TEXT = re.compile(r"`(forebay [a-z][^`\n]*)`")
 
 
 def commands() -> set[str]:
-    """Every command line in a code block."""
+    """Every command line in a code block, and in the text of README.md."""
     found: set[str] = set()
     for page in PAGES:
-        for language, block in FENCED.findall(page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        if page.name == "README.md":
+            found.update(IN_TEXT.findall(text))
+        for language, block in FENCED.findall(text):
             if language != "text" and "NAME" not in block:
                 found.update(COMMAND.findall(block.replace("\\\n", " ")))
     return found
@@ -41,6 +45,13 @@ def test_a_command_exists(line: str) -> None:
     ours = words[: words.index("--")] if "--" in words else words
     given = {word.partition("=")[0] for word in ours if re.match(r"--?[a-z]", word)}
     assert given - {"--help"} <= known | {"--quiet"}
+
+
+def test_a_simulated_server_of_the_pages_starts() -> None:
+    """README.md left `--model` out."""
+    servers = [line for line in commands() if re.match(r"forebay engine .*--port", line)]
+    assert len(servers) >= 4
+    assert [line for line in servers if "--model " not in line] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
