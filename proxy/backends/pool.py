@@ -371,7 +371,7 @@ class Backends:
             link.silent = transition.state in SILENT
             say_transition(self._say, transition, link)
         if self._serving and not self.any_up():
-            self._say(LogEvent.NO_BACKEND, "cannot serve: every backend is down; requests get 503")
+            self._say(LogEvent.NO_BACKEND, "cannot serve: no backend takes work; requests get 503")
         self._serving = self.any_up()
         if self._timer is not None:
             self._timer.cancel()

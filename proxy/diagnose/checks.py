@@ -57,11 +57,14 @@ def states(scene: Scene) -> Found:
     """Every backend takes work."""
     out = list(_out_of_rotation(scene))
     backends = scene.backends()
+    draining = [name for name, backend in backends.items() if backend["draining"]]
     if any(backend["up"] for backend in backends.values()):
         yield from out
+        for name in draining:
+            text = f"{name} is draining: it gets no new work"
+            yield "info", text, f"`forebay drain {name} --undo` takes it back"
         return
     # One finding for one cause.
-    draining = [name for name, backend in backends.items() if backend["draining"]]
     whys = [text for _, text, _ in out] + [f"{name} is draining" for name in draining]
     remedies = [remedy for _, _, remedy in out] + ["take a drained backend back"] * bool(draining)
     yield (

@@ -155,11 +155,11 @@ class Change:
 def _backend(name: str, scene: Scene, change: Change) -> BackendLine:
     mine = [b for status in scene.statuses() for b in status["backends"] if b["name"] == name]
     backend = scene.backends()[name]
-    state = next((b.get("state", "draining") for b in mine if not b["up"]), "up")
+    states = (b.get("state", "up" if b["up"] else "draining") for b in mine)
     kv_tokens = backend["kv_tokens"]
     return BackendLine(
         name=name,
-        state="draining" if backend["draining"] else state,
+        state="draining" if backend["draining"] else next((s for s in states if s != "up"), "up"),
         running=scene.sent_now(name),
         slots=backend["max_concurrency"],
         prefills=sum(b["prefills"] for b in mine),

@@ -560,6 +560,14 @@ def test_a_sleeping_backend() -> None:
     ]
 
 
+def test_a_drain_that_was_forgotten() -> None:
+    """Half of the fleet was out of use, and nothing was found."""
+    drained = backend("a", up=False, draining=True)
+    found = list(states(Scene(status(drained, backend("b")), [])))
+    text = "a is draining: it gets no new work"
+    assert found == [("info", text, "`forebay drain a --undo` takes it back")]
+
+
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,12 @@ def test_a_frame_fits_80_columns(colour: bool) -> None:
         assert words in text
 
 
+def test_a_server_on_trial_is_not_shown_as_up() -> None:
+    """It takes one request at a time, so /status has it as up."""
+    told = status(backend("gpu0", state="half_open"))
+    assert frame_of(TimedScene(0.0, Scene(told, []))).backends[0].state == "half_open"
+
+
 async def test_a_frame_of_a_running_proxy() -> None:
     async with on_stage(None) as (on, _):
         for _ in range(3):
