@@ -38,7 +38,7 @@ SERVICE_LINK = re.compile(
     r"(?:_PROTO|_PORT|_ADDR)?)=.*|FOREBAY_(?:[A-Z0-9]+_)*PORT=(?:tcp|udp|sctp)://.*",
     re.DOTALL,
 )
-MOST_SHOWN = 3  # problems of a configuration in one line
+MOST_SHOWN = 10  # problems of a configuration in one line
 SECRET_KEYS = ("share", "upstream_api_key")  # these values are in no message
 
 

@@ -157,7 +157,8 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"reject_status": 500}, "reject_status: 500: "),
         ({"backends": []}, "no backend: give --backend"),
         ({"limits": {"bodyy": 1}, "listn": 1}, "did you mean body?; listn: unknown key"),
-        ({f"odd{n}": n for n in range(5)}, "(and 2 more)"),
+        ({f"odd{n}": n for n in range(5)}, "odd4: unknown key"),
+        ({f"odd{n}": n for n in range(12)}, "(and 2 more)"),
     ],
 )
 def test_mistakes(tmp_path: Path, values: dict[str, Any], words: str) -> None:
