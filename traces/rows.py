@@ -128,6 +128,7 @@ class SourceRow:
 
     def second(self) -> float:
         """Return the time of the next request of a file without times: 0, 1, 2 ... seconds."""
+        self.note("requests without a time, which arrive a second apart; a replay sets its --rate")
         return float(next(self.facts.places))
 
     def turn_before(self, session: str | None, name: str) -> str | None:

@@ -187,7 +187,6 @@ def _times(row: SourceRow, mapping: Mapping) -> tuple[float, float | None]:
         arrival_s = row.moment(mapping["arrival"].path, unit=mapping["arrival"].unit)
         return arrival_s, arrival_s + duration_s if duration_s is not None else end_s
     if end_s is None:
-        row.note("rows without a time, which arrive a second apart")
         return row.second(), None
     return end_s - (duration_s or 0.0), end_s
 

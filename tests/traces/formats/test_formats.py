@@ -288,6 +288,20 @@ def test_blocks_of_another_size_need_an_option_that_the_error_names(
         list(open_trace(path, options=ReadOptions(block_tokens=7)))
 
 
+def test_an_import_says_that_a_file_has_no_times(tmp_path: Path) -> None:
+    """A rate of exactly one request a second looked like a measurement."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n10,2\n20,3\n")
+    reader = open_trace(path)
+    assert [request.arrival_s for request in reader] == [0.0, 1.0]
+    (note,) = reader.notes
+    assert note.startswith("requests without a time, which arrive a second apart")
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,2\n")
+    timed = open_trace(path)
+    assert [request.arrival_s for request in timed] == [0.5]
+    assert not timed.notes
+
+
 @pytest.mark.parametrize("empty", [b"", b', "hash_ids": []', b', "hash_ids": null'])
 def test_rows_without_hash_ids_have_lengths_only(empty: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"

@@ -54,7 +54,7 @@ def sharegpt(row: SourceRow, options: ReadOptions) -> Iterator[TraceRequest]:
         raise RowError("conversations: not a list of turns")
     session = row.text("id", "conversation_hash", "conversation_id") or f"row-{row.number}"
     if row.get("timestamp") is not None:
-        row.note("conversations whose timestamp is not kept: turns arrive a second apart")
+        row.note("conversations whose timestamp is not kept")
     history: list[dict[str, Any]] = []
     parent = None
     for role, text in [_turn(turn) for turn in turns]:

@@ -62,10 +62,9 @@ def burstgpt(row: SourceRow, options: ReadOptions) -> TraceRequest:
 )
 def vidur(row: SourceRow, options: ReadOptions) -> TraceRequest:
     """Read lengths. Rows without times are a second apart. A replay sets its own rate."""
-    second = row.second()
     return TraceRequest(
         id=f"vidur-{row.number}",
-        arrival_s=row.seconds("arrived_at") if "arrived_at" in row.values else second,
+        arrival_s=row.seconds("arrived_at") if "arrived_at" in row.values else row.second(),
         input_tokens=row.whole("num_prefill_tokens", least=1),
         output_tokens=row.whole("num_decode_tokens"),
     )
