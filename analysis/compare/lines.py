@@ -114,7 +114,7 @@ class ComparisonRow:
         least = self.interval.least_change(self.ratio)
         if least == math.inf:
             return " Runs as short as these show no change."
-        return f" These runs show a change of {100.0 * least:.0f} % or more."
+        return f" These runs can show only a change of {100.0 * least:.0f} % or more."
 
 
 @dataclass(frozen=True, slots=True)

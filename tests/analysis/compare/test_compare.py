@@ -319,7 +319,9 @@ class TestComparison:
         assert words.mood == "none"
         assert "not significant" in words.points[0]
         # A change of this size excludes equality, a smaller one does not.
-        shows = re.search(r"These runs show a change of (\d+) % or more\.", words.points[0])
+        shows = re.search(
+            r"These runs can show only a change of (\d+) % or more\.", words.points[0]
+        )
         assert shows is not None
         assert ttft.interval is not None
         least = 1 + int(shows[1]) / 100
