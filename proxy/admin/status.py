@@ -101,14 +101,17 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
 
 
 def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
-    """Return the draining state of a backend, and its health unless it is being removed."""
+    """Return what the network side knows of a backend, with its health unless it is removed."""
     name, health = backend.name, backends.health
     link = backends.links.get(name)
     drained = link is not None and link.drained
-    draining = {"draining": backend.draining or drained}
+    told = {
+        "draining": backend.draining or drained,
+        "lost_model": link.lost_model if link is not None else "",
+    }
     if name not in health:
-        return draining
-    return {**draining, **health.status(name, now)}
+        return told
+    return {**told, **health.status(name, now)}
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class BackendLink:
         prefix_caching: False if its metrics say that it caches no prompts.
         ask_size_at: when to ask for that size (again); inf once it is known.
         models: the models that it serves, as configured or by its /v1/models; None if unknown.
+        lost_model: the main model that it served before; "" once it has served a request since.
         only: while it is ejected, requests for these models still go to it: no other serves them.
         ask_models_at: when to ask for them (again); inf if they are configured or never told.
         salting: paths on which it drops the salt of a tenant's cache, and on which it may.
@@ -60,6 +61,7 @@ class BackendLink:
     ask_size_at: float = -inf
     most_prefills: float = NONE
     models: Entries | None = None
+    lost_model: str = ""
     only: frozenset[str] | None = None
     ask_models_at: float = -inf
     salting: Salting = UNASKED

@@ -294,7 +294,7 @@ class Backends:
         So the request was not the cause where it failed before.
         """
         if link := self.links.get(name):
-            link.declined_at = -inf
+            link.declined_at, link.lost_model = -inf, ""
         self.health.answered(name, request_id, self._driver.clock())
         for suspect, sent_at in self._suspicions.answered(name, suspects):
             self.health.failed(suspect, "", self._driver.clock(), sent_at=sent_at)

@@ -292,7 +292,8 @@ class Prober:
         learned = {name: entry for name, entry in before.items() if isinstance(entry, LearnedEntry)}
         models = {**models, **{k: entry for k, entry in learned.items() if k not in models}}
         changed = link.models is None or models.keys() != link.models.keys()
-        link.models = models
+        lost = link.lost_model or next(iter(before), "")  # servers list their main model first
+        link.models, link.lost_model = models, "" if lost in models else lost
         if changed:
             self._models_known(link)
 

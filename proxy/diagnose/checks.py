@@ -113,7 +113,7 @@ def long_prompts(scene: Scene) -> Found:
 
 
 def models(scene: Scene) -> Found:
-    """Every alias stands for a model that is served."""
+    """Every alias stands for a model that is served, and backends keep their models."""
     unserved = {
         a: name for status in scene.statuses() for a, name in status["unserved_names"].items()
     }
@@ -123,6 +123,14 @@ def models(scene: Scene) -> Found:
             f"models: {alias} stands for {name}, which no backend serves",
             "correct the name, or start a backend that serves it",
         )
+    for name, backend in scene.backends().items():
+        if lost := backend.get("lost_model"):
+            now = ", ".join(backend["models"] or ["no model"])
+            yield (
+                "warning",
+                f"{name} serves {now} and no longer {lost}, and has had no request since",
+                f"start it with {lost} again; if the change is meant, ask it for its new model",
+            )
 
 
 def versions(scene: Scene) -> Found:

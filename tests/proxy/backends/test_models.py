@@ -36,6 +36,8 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
+from forebay.proxy.diagnose import checks
+from forebay.proxy.diagnose.scene import Scene
 from forebay.replay.clock.virtual_loop import run
 
 TINY: dict[str, dict[str, Any]] = {"tiny": {"max_model_len": 4096}}
@@ -220,7 +222,11 @@ class TestRouting:
             large.models = {"larger": {}}
             large.healthy = True
             await until(lambda: link.up)
+            async with on.client.get(f"{on.proxy.admin_url}/status") as told:
+                (found,) = checks.models(Scene(await told.json(), []))
+            assert found[1] == "b1 serves larger and no longer large, and has had no request since"
             assert await ask(on, "larger") == 200
+            assert link.lost_model == ""
             assert asked_for(large) == ["larger"]
             assert asked_for(tiny) == []
 
