@@ -44,53 +44,14 @@ from forebay.proxy.diagnose.doctor.servers import (
     backend_errors,
     flags,
     idle_timeouts,
+    lost_models,
     predictions,
     speeds,
+    states,
 )
 from forebay.proxy.diagnose.scene import Scene
-from forebay.traces.ground.command_line.messages import SHOWN
 
 OLDEST_VLLM = (0, 11)
-
-
-def states(scene: Scene) -> Found:
-    """Every backend takes work."""
-    out = list(_out_of_rotation(scene))
-    backends = scene.backends()
-    draining = [name for name, backend in backends.items() if backend["draining"]]
-    if any(backend["up"] for backend in backends.values()):
-        yield from out
-        for name in draining:
-            text = f"{name} is draining: it gets no new work"
-            yield "info", text, f"`forebay drain {name} --undo` takes it back"
-        return
-    # One finding for one cause.
-    whys = [text for _, text, _ in out] + [f"{name} is draining" for name in draining]
-    remedies = [remedy for _, _, remedy in out] + ["take a drained backend back"] * bool(draining)
-    yield (
-        "error",
-        f"no backend takes work, so every request gets 503 ({'; '.join(whys[:SHOWN])})",
-        "; ".join(dict.fromkeys(remedies)) or "start a backend",
-    )
-
-
-def _out_of_rotation(scene: Scene) -> Found:
-    """Yield each backend that takes no work, unless an operator drains it."""
-    worst: dict[str, dict[str, object]] = {}
-    for backend in (b for status in scene.statuses() for b in status["backends"]):
-        if backend.get("state", "up") != "up" and not backend["draining"]:
-            worst[backend["name"]] = backend
-    for name, backend in worst.items():
-        state = str(backend["state"])
-        text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
-        remedy = "read its log; it comes back after a trial"
-        if state == "down":
-            remedy = "start it, and check that the proxy reaches its URL"
-            if backend.get("reason") == "probes_failed":
-                remedy = "restart it if it hangs; else check that the proxy reaches its URL"
-        if state == "asleep":
-            remedy = "wake it by POST /wake_up when it is needed"
-        yield "error" if state == "down" else "warning", f"{text}{backend['why']}", remedy
 
 
 def long_prompts(scene: Scene) -> Found:
@@ -113,7 +74,7 @@ def long_prompts(scene: Scene) -> Found:
 
 
 def models(scene: Scene) -> Found:
-    """Every alias stands for a model that is served, and backends keep their models."""
+    """Every alias stands for a model that is served."""
     unserved = {
         a: name for status in scene.statuses() for a, name in status["unserved_names"].items()
     }
@@ -123,14 +84,6 @@ def models(scene: Scene) -> Found:
             f"models: {alias} stands for {name}, which no backend serves",
             "correct the name, or start a backend that serves it",
         )
-    for name, backend in scene.backends().items():
-        if lost := backend.get("lost_model"):
-            now = ", ".join(backend["models"] or ["no model"])
-            yield (
-                "warning",
-                f"{name} serves {now} and no longer {lost}, and has had no request since",
-                f"start it with {lost} again; if the change is meant, ask it for its new model",
-            )
 
 
 def versions(scene: Scene) -> Found:
@@ -152,9 +105,9 @@ def versions(scene: Scene) -> Found:
 
 def unanswered(scene: Scene) -> Found:
     """Every backend answers /version, /v1/models and /metrics."""
-    hung = {name for name, b in scene.backends().items() if b.get("reason") == "probes_failed"}
+    down = {name for name, b in scene.backends().items() if b.get("state") == "down"}
     for fact in scene.facts:
-        if not fact["answers"] and fact["name"] in hung:
+        if not fact["answers"] and fact["name"] in down:
             continue  # `states` has reported it with its remedy
         if not fact["answers"]:
             text = f"{fact['name']} answers none of /version, /v1/models and /metrics"
@@ -262,16 +215,17 @@ CHECKS: Mapping[str, Callable[[Scene], Found]] = {
     "flags of backends": flags,
     "speed of backends": speeds,
     "backends take work": states,
+    "lost models": lost_models,
     "backends answer": unanswered,
     "restarts": restarts,
     "heartbeats": heartbeats_only,
+    "tenants": floods,
     "event loop and memory": event_loop,
     "network of clients": client_network,
     "requests of clients": unserved_questions,
     "avoided backends": avoided,
     "prefix caching": prefix_caching,
     "tokenizers": tokenizers,
-    "tenants": floods,
     "room for KV cache": kv_full,
     "long documents": document_stream,
     "predictions": predictions,

@@ -6,7 +6,7 @@ the rejections. Only without a known cause are more GPUs the answer.
 
 from forebay.proxy.diagnose.doctor.around import event_loop
 from forebay.proxy.diagnose.doctor.finding import SOME, Found
-from forebay.proxy.diagnose.doctor.servers import speeds
+from forebay.proxy.diagnose.doctor.servers import lost_models, speeds, states
 from forebay.proxy.diagnose.scene import Scene
 
 MANY = 0.05  # share of the admitted requests, or of the waiting time for one reason
@@ -26,8 +26,9 @@ def floods(scene: Scene) -> Found:
     tenant, most = next(iter(rejected.items()))
     sent = requests[tenant]
     if tenant != "none" and sent >= total / 2 and most >= MOST * lost:
+        sheds = any(status["shedding_classes"] for status in scene.statuses())
         yield (
-            "warning",
+            "error" if sheds else "warning",  # then others are rejected for this flood
             f"tenant {tenant} sent {sent / total:.0%} of the requests ({sent:.0f} of {total:.0f}) "
             f"and had {most / lost:.0%} of the rejections ({most:.0f} of {lost:.0f})",
             f"set a quota (tenants.known.{tenant}.tokens_per_s); more GPUs would serve this flood "
@@ -130,7 +131,7 @@ def rejections(scene: Scene) -> Found:
 def _remedy(scene: Scene, reason: str) -> str:
     """Return the remedy of the cause of rejections, or of their reason if no cause is found."""
     if reason in ("queue_full", "deadline_unattainable"):
-        for check in (event_loop, speeds, floods, kv_full, document_stream):
+        for check in (states, lost_models, speeds, floods, kv_full, event_loop, document_stream):
             for _, _, remedy in check(scene):
                 return remedy
     return REJECTION_REMEDIES.get(reason, "read `forebay explain --rejected`")

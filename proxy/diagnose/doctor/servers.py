@@ -1,4 +1,4 @@
-"""Check the servers: their speed, their errors, their flags, and the network before them.
+"""Check the servers: state, models, speed, errors and flags, and the network before them.
 
 A server is blamed only for measurements: no speed is compared by prompts whose cache hit
 was only believed, and no answer that the client caused counts as a fault of the server.
@@ -11,6 +11,7 @@ from forebay.proxy.core.learn.cost import features
 from forebay.proxy.core.model import INSTANT_S
 from forebay.proxy.diagnose.doctor.finding import FEW, SOME, Found
 from forebay.proxy.diagnose.scene import Scene
+from forebay.traces.ground.command_line.messages import SHOWN
 
 SLOWER = 1.5
 """Factor above the prefill of the fastest backend, on top of the learned error of both, which is a
@@ -28,6 +29,58 @@ FIRST_TOKEN = "forebay_backend_time_to_first_token_seconds"
 PREDICTED = "forebay_backend_predicted_time_to_first_token_seconds_total"
 OTHERS_FAULTS = ("no_model", "4xx_event", "too_large", "shortage", "draining", "only_heartbeats")
 """Kinds of failures that are no fault of the server, or have a finding of their own."""
+
+
+def states(scene: Scene) -> Found:
+    """Every backend takes work."""
+    out = list(_out_of_rotation(scene))
+    backends = scene.backends()
+    draining = [name for name, backend in backends.items() if backend["draining"]]
+    if any(backend["up"] for backend in backends.values()):
+        yield from out
+        for name in draining:
+            text = f"{name} is draining: it gets no new work"
+            yield "info", text, f"`forebay drain {name} --undo` takes it back"
+        return
+    # One finding for one cause.
+    whys = [text for _, text, _ in out] + [f"{name} is draining" for name in draining]
+    remedies = [remedy for _, _, remedy in out] + ["take a drained backend back"] * bool(draining)
+    yield (
+        "error",
+        f"no backend takes work, so every request gets 503 ({'; '.join(whys[:SHOWN])})",
+        "; ".join(dict.fromkeys(remedies)) or "start a backend",
+    )
+
+
+def _out_of_rotation(scene: Scene) -> Found:
+    """Yield each backend that takes no work, unless an operator drains it."""
+    worst: dict[str, dict[str, object]] = {}
+    for backend in (b for status in scene.statuses() for b in status["backends"]):
+        if backend.get("state", "up") != "up" and not backend["draining"]:
+            worst[backend["name"]] = backend
+    for name, backend in worst.items():
+        state = str(backend["state"])
+        text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
+        remedy = "read its log; it comes back after a trial"
+        if state == "down":
+            remedy = "start it, and check that the proxy reaches its URL"
+            if backend.get("reason") == "probes_failed" and backend["why"] != "no connection":
+                remedy = "restart it if it hangs; else check that the proxy reaches its URL"
+        if state == "asleep":
+            remedy = "wake it by POST /wake_up when it is needed"
+        yield "error" if state == "down" else "warning", f"{text}{backend['why']}", remedy
+
+
+def lost_models(scene: Scene) -> Found:
+    """Backends serve the models that they served before."""
+    for name, backend in scene.backends().items():
+        if lost := backend.get("lost_model"):
+            now = ", ".join(backend["models"] or ["no model"])
+            yield (
+                "warning",
+                f"{name} serves {now} and no longer {lost}, and has had no request since",
+                f"start it with {lost} again; if the change is meant, ask it for its new model",
+            )
 
 
 def idle_timeouts(scene: Scene) -> Found:

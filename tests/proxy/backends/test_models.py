@@ -36,7 +36,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.model import BackendSpec, Bucket
 from forebay.proxy.core.shaper import Shaper
-from forebay.proxy.diagnose import checks
+from forebay.proxy.diagnose.doctor.servers import lost_models
 from forebay.proxy.diagnose.scene import Scene
 from forebay.replay.clock.virtual_loop import run
 
@@ -223,7 +223,7 @@ class TestRouting:
             large.healthy = True
             await until(lambda: link.up)
             async with on.client.get(f"{on.proxy.admin_url}/status") as told:
-                (found,) = checks.models(Scene(await told.json(), []))
+                (found,) = lost_models(Scene(await told.json(), []))
             assert found[1] == "b1 serves larger and no longer large, and has had no request since"
             assert await ask(on, "larger") == 200
             assert link.lost_model == ""

@@ -13,9 +13,10 @@ from stages.proxy_stage import RawBackend, Stage, note_a_chat, stage, until
 
 from forebay.proxy.cli import main
 from forebay.proxy.diagnose import doctor_cli
-from forebay.proxy.diagnose.checks import CHECKS, examine, states
+from forebay.proxy.diagnose.checks import CHECKS, examine
 from forebay.proxy.diagnose.config_file import examine_file
 from forebay.proxy.diagnose.doctor.finding import Finding
+from forebay.proxy.diagnose.doctor.servers import states
 from forebay.proxy.diagnose.scene import MetricSample, Scene, samples_of
 from forebay.proxy.telemetry.metrics.past_metrics import PastMetrics
 from forebay.replay.clock.virtual_loop import run
@@ -154,8 +155,9 @@ async def test_a_backend_that_dies_and_one_that_fails() -> None:
             found = examine(await scene_of(on))
         assert {one.check for one in found} == {"backends take work", "backends answer"}
         assert found[0].severity == "error"
-        assert any("b1 has been down for" in one.text for one in found)
-        assert any("answers none of /version, /v1/models" in one.text for one in found)
+        assert "b1 has been down for" in found[0].text
+        assert found[0].remedy.startswith("start it")
+        assert not any("answers none of" in one.text for one in found)  # one for one cause
         dying.healthy = None
         async with dying.running(), stage([dying.url], wait_up=0, each=THRESHOLD) as on:
             await asyncio.sleep(1.0)
@@ -228,6 +230,8 @@ def of_case(case: Case) -> Scene:
 CASES: list[Case] = [
     ("a has been ejected for 9 s", status(backend("a", up=False, state="ejected", why="late")),
      (), ()),
+    ("a serves other and no longer m, and has had no request since",
+     status(backend("a", models=["other"], lost_model="m"), backend("b", models=["m"])), (), ()),
     ("b: long prompts are computed whole, so every chat behind one waits for it",
      status(backend("a"), backend("b", long_prompts_block=True)), (), ()),
     ("first tokens of a took 2.0 times as long as predicted (40 requests)", status(), (), [
@@ -566,6 +570,30 @@ def test_a_drain_that_was_forgotten() -> None:
     found = list(states(Scene(status(drained, backend("b")), [])))
     text = "a is draining: it gets no new work"
     assert found == [("info", text, "`forebay drain a --undo` takes it back")]
+
+
+def test_the_cause_of_rejections_is_not_the_load_while_a_server_is_missing() -> None:
+    """The remedy was a GPU more, or more processor time for a loop that was late by 20 ms."""
+    down = backend("a", up=False, state="down", why="no connection", reason="probes_failed")
+    late = [
+        sample("event_loop_lag_seconds_count", 100.0),
+        sample("event_loop_lag_seconds_bucket", 95.0, le="0.02"),
+        sample("rejects_total", 30.0, bucket="chat", reason="deadline_unattainable"),
+        sample("responses_total", 100.0),
+    ]
+    scene = Scene(status(down, backend("b")), [], late)
+    (remedy,) = [one.remedy for one in examine(scene) if one.check == "rejections"]
+    assert remedy == "start it, and check that the proxy reaches its URL"
+
+
+def test_a_flood_for_which_the_proxy_sheds_others_stands_first() -> None:
+    """The first line was the proxy's lack of processor time."""
+    flood = [
+        sample("tenant_requests_total", 900.0, tenant="acme", status="429"),
+        sample("tenant_requests_total", 100.0, tenant="good", status="200"),
+    ]
+    found = examine(Scene(status(shedding_classes=1, short_of=["event_loop"]), [], flood))
+    assert [one.check for one in found[:2]] == ["tenants", "event loop and memory"]
 
 
 def test_the_command(
