@@ -99,7 +99,7 @@ def latency_label(value_s: float) -> str:
     """The label of a latency tick: `500 µs`, `20 ms`, `5 s`, `10 min`."""
     for scale, unit in ((60.0, "min"), (1.0, "s"), (1e-3, "ms")):
         if value_s >= scale * 0.9999 and not (unit == "min" and value_s < 600):
-            return f"{round(value_s / scale, 3):g} {unit}"
+            return f"{round(value_s / scale, 1 if unit == 'min' else 3):g} {unit}"
     return f"{round(value_s * 1e6, 3):g} µs"
 
 

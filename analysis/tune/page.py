@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from forebay.analysis.charts import svg
-from forebay.analysis.statistics.units import counts, duration, money, numbered, shares
+from forebay.analysis.statistics.units import counts, duration, money, shares
 from forebay.analysis.tune.figures import (
     IN_TIME,
     LEVEL,
@@ -22,7 +22,7 @@ from forebay.analysis.tune.figures import (
 )
 from forebay.analysis.tune.otherwise import Answer
 from forebay.analysis.tune.setups import to_type
-from forebay.analysis.tune.show import off_by, table_name, twin_lines
+from forebay.analysis.tune.show import off_by, present, table_name, twin_lines
 
 ROW, HEAD, FOOT = 22.0, 34.0, 28.0
 NAMES, GAP, RIGHT = 170.0, 18.0, 12.0
@@ -72,13 +72,10 @@ def page(answer: Answer, source: str, remarks: Sequence[str], *, priced: bool) -
 
 
 def _facts(answer: Answer, source: str) -> str:
-    base = answer.rows[0].set_up
-    engine = base.scenario.engine
     kinds = ", ".join(f"{count:,} {name}" for name, count in answer.in_buckets.items())
     return (
-        f"{source}: {answer.requests:,} requests ({kinds}) in {answer.span_s / 60:,.0f} min. Now: "
-        f"{engine.model_name} on {numbered(base.gpus, 'GPU')} ({engine.gpu_spec.name}), "
-        f"{numbered(base.scenario.gpus, 'server')}, router {base.scenario.policy}."
+        f"{source}: {answer.requests:,} requests ({kinds}) in {answer.span_s / 60:,.0f} min. "
+        f"Now: {present(answer)}."
     )
 
 

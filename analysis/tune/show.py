@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import fill, wrap
 from typing import Any
 
+from forebay.analysis.statistics.units import numbered
 from forebay.analysis.tune.figures import (
     BETTER,
     IN_TIME,
@@ -109,6 +110,16 @@ def twin_lines(twin: Repeat, *, fitted: bool) -> Iterator[str]:
         yield f"Differences below these errors are called {LEVEL}."
 
 
+def present(answer: Answer) -> str:
+    """Name the model, the GPUs and the router of the present set-up."""
+    base = answer.rows[0].set_up
+    engine = base.scenario.engine
+    return (
+        f"{engine.model_name} on {numbered(base.gpus, 'GPU')} ({engine.gpu_spec.name}), "
+        f"{numbered(base.scenario.gpus, 'server')}, router {base.scenario.policy}"
+    )
+
+
 def off_by(error: float) -> str:
     """Return an error in words: `12%`, or `a factor of 3.1`."""
     return f"{error:.0%}" if error < 1 else f"a factor of {1 + error:.3g}"
@@ -163,10 +174,10 @@ def _caption(answer: Answer, *, priced: bool) -> str:
     limits = ", ".join(map(str, answer.slos))
     cost = "cost" if priced else "held GPU seconds"
     return (
-        f"{answer.requests:,} requests in {answer.span_s / 60:,.0f} min. In time: {limits}. First "
-        f"tokens by bucket and longest stop of an answer in s; GPU s: computing; /M: {cost} per "
-        "million output tokens. Beside as it is: + better, - worse, ~ both, = level. Intervals: "
-        "--json and -o."
+        f"{answer.requests:,} requests in {answer.span_s / 60:,.0f} min. {AS_IT_IS.capitalize()}: "
+        f"{present(answer)}. In time: {limits}. First tokens by bucket and longest stop of an "
+        f"answer in s; GPU s: computing; /M: {cost} per million output tokens. Beside as it is: + "
+        "better, - worse, ~ both, = level. Intervals: --json and -o."
     )
 
 

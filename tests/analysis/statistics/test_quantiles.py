@@ -217,6 +217,11 @@ def test_axis_holds_its_values_and_has_few_ticks(values: list[float]) -> None:
     assert len(set(labels)) == len(labels)
 
 
+def test_a_tick_of_many_seconds_has_few_digits() -> None:
+    """It was 16.667 min."""
+    assert [svg.latency_label(tick) for tick in (200.0, 1000.0)] == ["200 s", "16.7 min"]
+
+
 @pytest.mark.parametrize(
     ("last", "ticks"),
     [(180.0, [0, 30, 60, 90, 120, 150, 180]), (4.5, [0, 1, 2, 3, 4]), (0.3, [0, 0.1, 0.2, 0.3])],

@@ -119,6 +119,8 @@ def test_a_trace_says_nothing_of_what_happened(
     assert main([*words, "-o", str(page)]) == 0
     shown = capsys.readouterr().out
     assert "the twin is not checked" in shown.replace("\n", " ")
+    # A trace does not tell the present set-up: it was assumed without a word.
+    assert "As it is: Llama-3-8B on 1 GPU (h200-sxm), 1 server," in shown.replace("\n", " ")
     assert max(len(line) for line in shown.splitlines() if not line.startswith("  vllm")) <= 80
     text = page.read_text()
     assert "<svg" in text
