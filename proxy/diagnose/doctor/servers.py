@@ -61,7 +61,9 @@ def _out_of_rotation(scene: Scene) -> Found:
     for name, backend in worst.items():
         state = str(backend["state"])
         text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
-        remedy = "read its log; it comes back after a trial"
+        look = "check its clocks, temperature and other users"
+        remedy = look if " times as late" in backend["why"] else "read its log"
+        remedy += "; it comes back after a trial"
         if state == "down":
             remedy = "start it, and check that the proxy reaches its URL"
             if backend.get("reason") == "probes_failed" and backend["why"] != "no connection":

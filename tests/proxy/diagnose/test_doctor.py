@@ -564,6 +564,15 @@ def test_a_sleeping_backend() -> None:
     ]
 
 
+def test_a_backend_that_was_ejected_for_its_slowness() -> None:
+    """Its log says nothing of a GPU that runs at a low clock."""
+    why = "first tokens 3.1 times as late as predicted"
+    slow = backend("a", state="half_open", why=why)
+    ((_, text, remedy),) = states(Scene(status(slow, backend("b")), []))
+    assert text.endswith(why)
+    assert remedy.startswith("check its clocks, temperature and other users; it comes back")
+
+
 def test_a_drain_that_was_forgotten() -> None:
     """Half of the fleet was out of use, and nothing was found."""
     drained = backend("a", up=False, draining=True)
