@@ -49,12 +49,16 @@ async def test_the_live_page_shows_each_backend(tmp_path: Path) -> None:
     ):
         async with on.post() as answer:
             assert answer.status == 200
+        await on.proxy.watch.look()
         page, console = await opened(on.proxy.admin_url + "/", tmp_path / "profile")
     assert console == []
     text = re.sub(r' (?:data-label|title)="[^"]*"', "", page)
     assert '<td class="up">gpu0</td><td>0 / 640</td>' in text
     assert '<td class="down">gpu1, down</td>' in text
-    assert re.search(r"<li>gpu1 has been down for \d+ s: no connection</li>", text)
+    remedy = "start it, and check that the proxy reaches its URL"
+    assert re.search(
+        rf"<li>gpu1 has been down for \d+ s: no connection. Remedy: {remedy}</li>", text
+    )
     assert "<li>the proxy only observes: it queues and rejects nothing</li>" in text
     assert "ready · 0 active" in text
     assert re.search(r"<td>chat</td><td>[\d.]+</td>(<td>[^<]*</td>){2}<td>", text)
