@@ -66,7 +66,7 @@ def _load_hgrm(
     unit_name = unit or stated or "ms"
     how = "as such files usually are; --unit says otherwise"
     how = "--unit" if unit else "as the file says" if stated else how
-    interval = Interval(0.0, 1.0, 0.0, "", counted)
+    interval = Interval(0.0, 0.0, 0.0, "", counted)  # it has no time, so no rate either
     log = HistogramLog([interval], None, unit_name, "", ())
     notes = [
         f"values are {unit_name} ({how})",

@@ -65,6 +65,8 @@ def test_tables_have_no_times_so_no_interval(tmp_path: Path) -> None:
     line = compared.line("untagged", "e2e_p90")
     assert line is not None
     assert line.better == "equal"
+    # It was the number of samples in one second.
+    assert "requests_per_s" not in [line.key for line in compared.lines]
 
 
 def test_stamps_of_go_are_milliseconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
