@@ -1,7 +1,7 @@
 """Draw measured points and their curves as panels of one SVG document."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -62,8 +62,6 @@ class Panel:
 
     Attributes:
         note: a place on the x axis, and its label.
-        key_left: puts the key at the bottom left instead of the bottom right.
-        key_top: puts it at the top.
         keyed: False leaves the key out, for a panel below another of the same series.
         tooltip: the words of a point, from the name of its series and the labels of its place.
     """
@@ -72,8 +70,6 @@ class Panel:
     x: Axis
     y: Axis
     note: tuple[float, str] | None = None
-    key_left: bool = False
-    key_top: bool = False
     keyed: bool = True
     tooltip: str = "{name}: {x}, {y}"
 
@@ -143,32 +139,55 @@ def _draw(panel: Panel) -> list[str]:
     drawn.append(svg.y_axis(x, y, panel.y.label, panel.y.ticks(y_low, y_high)))
     drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, panel.x.title, "axis"))
     drawn.append(svg.text(4, svg.TOP, panel.y.title, "axis", "start"))
-    # The note's text goes to the side of its line that has more room.
+    # The note's text goes to the side of its line that has more room, and to a row that is free.
+    note = (x.start, x.start, y.end)
     if panel.note and x_low <= panel.note[0] <= x_high:
-        at = x(panel.note[0])
+        at, wide = x(panel.note[0]), len(panel.note[1]) * LETTER + 5
         drawn.append(svg.line(at, y.end, at, bottom, "note"))
         side, anchor = (-5, "end") if at > (x.start + x.end) / 2 else (5, "start")
-        row = _free_row(panel, x, y, at, math.copysign(len(panel.note[1]) * LETTER + 5, side))
+        left, right = sorted((at, at + math.copysign(wide, side)))
+        rows = [y.end + 11 + KEY_ROW * number for number in range(ROWS)]
+        heights = _heights(panel, x, y, left, right)
+        row = next((row for row in rows if _is_free(heights, row)), rows[0])
         drawn.append(svg.text(at + side, row, panel.note[1], "key", anchor))
+        note = left, right, row
     for number, series in enumerate(panel.series):
         drawn += _series(number, series, x, y, panel)
-    # The key ends just above the x axis, or begins below the top.
-    top = bottom - 10 - KEY_ROW * (len(panel.series) - 1)
-    if panel.key_top:
-        top = y.end + KEY_ROW
-    for number, series in enumerate(panel.series if panel.keyed else ()):
+    return drawn + (list(_key(panel, x, y, note)) if panel.keyed else [])
+
+
+def _key(
+    panel: Panel, x: svg.Scale, y: svg.Scale, note: tuple[float, float, float]
+) -> Iterator[str]:
+    """Yield the names of the series, in the first corner where they cover neither curve nor note.
+
+    The key ends just above the x axis, or begins below the top.
+    """
+    wide = max(len(series.name) for series in panel.series) * LETTER + 22
+    below, above = y.start - 10 - KEY_ROW * (len(panel.series) - 1), y.end + KEY_ROW
+    left, right = (x.start, 1, "start"), (x.end, -1, "end")
+    corners = [(below, left), (below, right), (above, left), (above, right)]
+
+    def is_free(top: float, edge: float, away: float) -> bool:
+        start, end = sorted((edge, edge + away * wide))
+        heights = _heights(panel, x, y, start, end)
+        if note[0] < end and start < note[1]:
+            heights.append(note[2])
+        return _is_free(heights, top, len(panel.series))
+
+    free = (corner for corner in corners if is_free(corner[0], *corner[1][:2]))
+    top, (edge, away, anchor) = next(free, corners[0])
+    for number, series in enumerate(panel.series):
         row = top + KEY_ROW * number
-        edge, away, end = (x.start, 1, "start") if panel.key_left else (x.end, -1, "end")
-        drawn.append(svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", ""))
-        drawn.append(svg.text(edge + away * 22, row, series.name, "key", end))
-    return drawn
+        yield svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", "")
+        yield svg.text(edge + away * 22, row, series.name, "key", anchor)
 
 
-def _free_row(panel: Panel, x: svg.Scale, y: svg.Scale, at: float, width: float) -> float:
-    """Return the height of the first row from above in which a note crosses no curve."""
-    left, right = sorted((at, at + width))
+def _heights(panel: Panel, x: svg.Scale, y: svg.Scale, left: float, right: float) -> list[float]:
+    """Return the heights at which points and curves are between two places."""
     heights = []
     for series in panel.series:
+        heights += [y(b) for a, b in series.points if left <= x(a) <= right]
         places = [(x(a), y(b)) for a, b in series.curve or series.points]
         for (from_x, from_y), (to_x, to_y) in pairwise(places):
             parts = (step / STEPS for step in range(STEPS + 1))
@@ -177,9 +196,13 @@ def _free_row(panel: Panel, x: svg.Scale, y: svg.Scale, at: float, width: float)
                 for part in parts
                 if left <= from_x + (to_x - from_x) * part <= right
             ]
-    rows = [y.end + 11 + KEY_ROW * number for number in range(ROWS)]
-    free = (row for row in rows if not any(row - KEY_ROW <= high <= row + 6 for high in heights))
-    return next(free, rows[0])
+    return heights
+
+
+def _is_free(heights: Sequence[float], row: float, rows: int = 1) -> bool:
+    """True if text in this row, and in the rows below it, covers none of the heights."""
+    last = row + KEY_ROW * (rows - 1)
+    return not any(row - KEY_ROW <= height <= last + 6 for height in heights)
 
 
 def _series(number: int, series: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:

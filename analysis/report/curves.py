@@ -50,7 +50,6 @@ def curves_page(folders: Sequence[Path], title: str | None) -> str:
                 [line(curve.name, curve.points, "completed_per_s", key) for curve in curves],
                 completed,
                 Axis(f"time to first token, {key[5:8]}"),
-                key_left=True,
             )
             for key in TIMES
         ),

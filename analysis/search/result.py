@@ -96,8 +96,10 @@ def result_of(search: LoadSearch, bracket: Bracket | None, slos: Sequence[str]) 
     else:
         at = {point.rate_per_s: point for point in points}
         highest, fails = (at.get(question.load(end)) for end in (bracket.low, bracket.high))
-    # A curve proves nothing, so it lacks nothing.
+    # A curve is there for its figures, so it only says why none of its loads is proven.
     unproven = _unsure(points, highest, fails, question) if bracket else []
+    if bracket is None and highest is fails is None:
+        unproven = _unproven(points)
     return SearchResult(
         highest_per_s=highest.rate_per_s if highest else None,
         fails_at_per_s=fails.rate_per_s if fails else None,
@@ -244,7 +246,7 @@ def _unproven(unsure: Sequence[CurvePoint]) -> list[str]:
     return [
         f"at {best.rate_per_s:g}/s none of {best.judged:,} requests missed, but the slowest came "
         f"together, so that they prove no more than {best.effective:,.0f} on their own would; give "
-        "a longer trace, --arrivals poisson or more --parts"
+        "a longer trace, --arrivals poisson, more --parts or --requests"
     ]
 
 
@@ -278,17 +280,17 @@ def curve_plot(result: SearchResult, origin: str) -> str:
     note = None if result.highest_per_s is None else (result.highest_per_s, "highest load")
     met = [(point.rate_per_s, point.attainment) for point in result.points]
     share = Axis("share of requests that met their targets", lambda v: f"{v:.0%}", log=False)
-    panels = [Panel([Series("attainment", met, met)], loads, share, note, key_left=True)]
+    panels = [Panel([Series("attainment", met, met)], loads, share, note)]
     marks = ("p50", "p99")
     latency = [_latency(result, mark, "rate_per_s") for mark in marks]
     if any(series.points for series in latency):
-        panels.append(Panel(latency, loads, Axis("time"), note, key_left=True))
+        panels.append(Panel(latency, loads, Axis("time"), note))
         # The usual curve of a server: to the right more is completed, upwards it takes longer.
         completed = [_latency(result, mark, "completed_per_s") for mark in marks]
         done = {point.rate_per_s: point.completed_per_s for point in result.points}
         knee = None if result.knee_per_s is None else (done[result.knee_per_s], "knee")
         axis = Axis(f"requests per second completed{origin}", count_label)
-        panels.append(Panel(completed, axis, Axis("time"), knee, key_left=True))
+        panels.append(Panel(completed, axis, Axis("time"), knee))
     return document(*panels)
 
 

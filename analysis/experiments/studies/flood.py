@@ -220,7 +220,7 @@ class Flood(Study):
         goodput = Axis("goodput, requests per second within their targets", count_label, log=False)
         of = {name: [r for r in rows if r["way"] == name] for name in _names(rows)}
         goodputs = [line(n, mine, "load", "goodput_per_s", zeros=True) for n, mine in of.items()]
-        panels = [Panel(goodputs, x, goodput, key_left=True)]
+        panels = [Panel(goodputs, x, goodput)]
         for key, title in (("ttft_p99_s", "TTFT p99"), ("ttft_p50_s", "TTFT p50")):
             times = [line(name, mine, "load", key) for name, mine in of.items()]
             if any(series.points for series in times):

@@ -180,7 +180,7 @@ class HolFleet(HolOptions):
                 values = sorted(v for reply in chats if (v := getattr(reply, key) or 0.0) > 0)
                 series.append(Series(name, (), _tail(values)))
             x, y = Axis(f"{title} of a chat"), Axis("share of chats at least as long", share_label)
-            panels.append(Panel(series, x, y, key_left=True, keyed=not panels))
+            panels.append(Panel(series, x, y, keyed=not panels))
         return document(*panels)
 
 

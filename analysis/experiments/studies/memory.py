@@ -137,7 +137,7 @@ class Memory(Study):
         lengths = Axis("max_model_len", count_label)
         return document(
             Panel(memory, at_once, Axis("GiB of KV cache", count_label, log=False)),
-            Panel(fitting, lengths, Axis("requests at once", count_label), key_left=True),
+            Panel(fitting, lengths, Axis("requests at once", count_label)),
         )
 
     def _rise(self, gib: float, most: int) -> list[tuple[float, float]]:

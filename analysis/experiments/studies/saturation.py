@@ -340,7 +340,7 @@ class Saturation(Study):
         tokens = Axis("output tokens per second", count_label, log=False)
         return document(
             Panel(throughput, x, tokens, note),
-            Panel(times, x, Axis("time"), note, key_left=True, key_top=True),
+            Panel(times, x, Axis("time"), note),
         )
 
 

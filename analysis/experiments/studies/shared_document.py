@@ -250,7 +250,7 @@ class SharedDocumentStudy(Study):
         if (api_s := self.facts["api_server_s"]) is not None:
             waits.append(Series("API server alone", (), [(1.0, api_s), (float(most), api_s)]))
         users = Axis("users, fastest first", count_label, log=False)
-        panels = [Panel(waits, users, Axis("TTFT"), key_left=True, key_top=True)]
+        panels = [Panel(waits, users, Axis("TTFT"))]
         if used:
             tokens = self.facts["prompt_tokens"]
             copies = [(float(n), float(n * tokens)) for n in range(1, most + 1)]

@@ -444,6 +444,10 @@ def test_a_curve_measures_the_loads_that_were_given(
     drawn = (out / "curve.svg").read_text()
     assert "requests per second completed, simulated" in drawn
     assert ">knee<" in drawn
+    alone = [word for word in words if word not in ("--out", str(out))]
+    assert main([*alone, "--curve", "2"]) == 0
+    (warning,) = orjson.loads(capsys.readouterr().out)["warnings"]  # why it proves nothing
+    assert warning.startswith("at 2/s none of 360 requests missed")
     assert main([*words, "--curve", "1,no"]) == 2
     assert "--curve 1,no: give requests a second, such as 1,2,4" in capsys.readouterr().err
 
