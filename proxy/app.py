@@ -47,7 +47,6 @@ class App:
     """Handles every request of the public port."""
 
     def __init__(self, config: Config, services: Services) -> None:
-        # The services of the proxy, each by its name.
         self._port = services.port
         self._driver = services.driver
         self._backends = services.backends
@@ -90,6 +89,7 @@ class App:
         self._config = config
         self._budget.limit = request_bytes(config.limits)
         self._budget.status = config.reject_status
+        self._observes = config.mode == "observe"
         self._cors = Cors(config.cors_origins)
         self._reading = ReadSettings(
             estimate=self._estimate,
@@ -98,7 +98,7 @@ class App:
             most_tokens=config.buckets[-1].up_to,
             models=self._backends.models,
             response_ids=self._security.response_ids,
-            continue_streams=config.retries.continue_streams,
+            continue_streams=config.retries.continue_streams and not self._observes,
         )
         self.held.max_requests = config.hold.max_requests
 
@@ -177,7 +177,7 @@ class App:
         if request.method not in methods:
             return answer_method(request, methods, self._cors)
         if path in DIALECTS:
-            return await self._shaped(request, DIALECTS[path], record, memory)
+            return await self._shaped(request, raw, DIALECTS[path], record, memory)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
@@ -185,8 +185,14 @@ class App:
             return web.Response(status=200 if self.ready else 503)
         return await self._forward(request, raw, record, memory)
 
-    async def _tenant(self, request: web.BaseRequest, record: RequestRecord) -> str:
-        return await self._security.auth.tenant(request, record.arrived_at, self.turns)
+    async def _let_in(self, request: web.BaseRequest, record: RequestRecord) -> None:
+        record.tenant = await self._security.auth.tenant(request, record.arrived_at, self.turns)
+        if self.draining:
+            raise errors.draining()
+
+    def _must_read(self, tenant: str) -> bool:
+        """False if backends may judge a body that cannot be read. Else it could evade a check."""
+        return not self._observes or tenant != "" or self._security.salts is not None
 
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
@@ -197,24 +203,25 @@ class App:
         return await read_client_body(request, limit, wait_s, memory, took=took, turn=turn)
 
     async def _shaped(
-        self,
-        request: web.BaseRequest,
-        dialect: Dialect,
-        record: RequestRecord,
+        self, request: web.BaseRequest, raw: str, dialect: Dialect, record: RequestRecord,
         memory: RequestMemory,
-    ) -> web.StreamResponse:
+    ) -> web.StreamResponse:  # fmt: skip
         """Serve a shaped request: parse it, queue or reject it, relay the response."""
         # Find the tenant first: without a valid key the body is not read.
         self._telemetry.started(record, dialect.operation, request.headers)
         record.path = dialect.path
-        record.tenant = await self._tenant(request, record)
-        if self.draining:
-            raise errors.draining()
-        # Read and parse the body.
-        body = await self._body(request, record, memory)
-        parsed = await self.turns.take(
-            memory.holder, len(body), self._parsed(body, request, dialect, record.id, record.tenant)
-        )
+        await self._let_in(request, record)
+        body, observed = await self._body(request, record, memory), self._observes
+        work = self._parsed(body, request, dialect, record.id, record.tenant)
+        try:
+            parsed = await self.turns.take(memory.holder, len(body), work)
+        except ApiError:
+            if self._must_read(record.tenant):
+                raise
+            return await self._unshaped.serve(
+                request, raw, body, model=Wanted(""), record=record, memory=memory,
+                reply_headers=self._stream_headers(record), observed=True,
+            )  # fmt: skip
         if parsed.previous_id:
             ids = self._security.response_ids
             parsed = self._relay.going_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
@@ -229,10 +236,10 @@ class App:
                 self._metrics.shed(service_class)
                 raise errors.overloaded()
         reply_headers = partial(self._headers, record)
-        every_s = self._config.timeouts.keep_alive if parsed.streams else 0.0
+        every_s = self._config.timeouts.keep_alive if parsed.streams and not observed else 0.0
         with Opening(request, dialect, every_s, reply_headers, record, self._watchdog) as opening:
             shaped = ShapedRequest(
-                request, dialect.path, body, parsed, record, reply_headers, memory, opening,
+                request, raw, body, parsed, record, reply_headers, memory, opening, observed,
                 sent=SentText() if parsed.continues else None,
             )  # fmt: skip
             try:
@@ -247,7 +254,7 @@ class App:
         deadline = record.arrived_at + shaped.parsed.request.timeout_s
         if held.on:
             await self._until_up(shaped, deadline)
-        if self._backends.models.nobody_has(shaped.parsed.model):
+        if not shaped.observed and self._backends.models.nobody_has(shaped.parsed.model):
             shaped.change(model=await self._backends.search.must_have(shaped.parsed.model))
         while True:
             granted = False
@@ -286,11 +293,9 @@ class App:
         came = await self.held.until_up(parsed.model, tenant, until, refused=refused)
         now = self._driver.clock()
         record.held_s = now - record.arrived_at if came else record.held_s  # earlier queues, too
-        shaped.change(
-            timeout_s=deadline - now,  # for its next arrival in the queue
-            # The backend may have listed its models only now.
-            model=self._backends.models.named(parsed.model).route,
-        )
+        # For its next arrival in the queue. The backend may have listed its models only now.
+        model = self._backends.models.named(parsed.model).route
+        shaped.change(timeout_s=deadline - now, model=model)
         return came
 
     async def parse_unsent(self, request: web.BaseRequest, tenant: str) -> Request:
@@ -342,9 +347,7 @@ class App:
     ) -> web.StreamResponse:
         """Forward a request that is not shaped, past admission and queues."""
         # Find the tenant, and the backend of a kept response, which no other backend has.
-        record.tenant = await self._tenant(request, record)
-        if self.draining:
-            raise errors.draining()
+        await self._let_in(request, record)
         path, models = raw.partition("?")[0], self._backends.models
         kept_id, _ = kept_response(path)
         home = self._relay.kept.home(record.tenant, kept_id) if kept_id else ""
@@ -383,15 +386,15 @@ class App:
             content_type = request.headers.get("content-type", "")
             work = prepared(
                 body, content_type, record.tenant, salts, models,
-                form=may_be_form(path), names_model=limited,
+                form=may_be_form(path), names_model=limited, must=self._must_read(record.tenant),
             )  # fmt: skip
             body, model = await self.turns.take(memory.holder, len(body), work)
-        # Check the tenant's allowance and the model.
         if request.method == "POST" and not home:
             self._allowances.admit(self._config, record, model.name, record.estimated_tokens)
-        model = model._replace(route=await self._backends.search.must_have(model.name))
+        if not self._observes:
+            model = model._replace(route=await self._backends.search.must_have(model.name))
         record.model = model.name
         return await self._unshaped.serve(
             request, raw, body, model=model, record=record, memory=memory, home=home,
-            reply_headers=self._stream_headers(record),
+            reply_headers=self._stream_headers(record), observed=self._observes,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from forebay.proxy.api.fields import client_salt, string, with_members
 from forebay.proxy.api.json_body import as_utf8, parse_any
 from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.backends.salt_support import FIELD as SALT
+from forebay.proxy.http1.errors import ApiError
 
 MOST_PARTS = 16  # parts of a form that are searched for the model
 HEADER_BYTES = 1 << 10  # bound of the header of a part, and of the name of a model
@@ -22,6 +23,7 @@ async def prepared(
     *,
     form: bool = True,
     names_model: bool = False,
+    must: bool = True,
 ) -> tuple[bytes, Wanted]:
     """Prepare the body of a request that is not shaped. Raises ApiError 400.
 
@@ -31,6 +33,7 @@ async def prepared(
         content_type: the whole header.
         form: the path may have forms as bodies. Then the header decides.
         names_model: find the model of a form even where no model has an alias.
+        must: raise for a body that cannot be read, instead of returning it as it is.
 
     Returns:
         The body, with the backends' name of the model and the tenant's salt, and that model.
@@ -39,10 +42,15 @@ async def prepared(
     if form and is_form(content_type) and not body.lstrip(b" \t\r\n").startswith(b"{"):
         wants_model = models.matter or names_model
         return _form(body, content_type, models) if wants_model else (body, Wanted(""))
-    body = as_utf8(body)
-    fields = await parse_any(body)
     members: dict[str, str] = {}
-    model = models.of_body(string(fields, "model"), members)
+    try:
+        fields = await parse_any(as_utf8(body))
+        model = models.of_body(string(fields, "model"), members)
+    except ApiError:
+        if must:
+            raise
+        return body, Wanted("")
+    body = as_utf8(body)
     if salts is not None:
         reject_media_ids(fields)
         members[SALT] = f'"{salts.salt(tenant, client_salt(fields))}"'

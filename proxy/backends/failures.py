@@ -103,11 +103,17 @@ def check_type(response: UpstreamResponse) -> None:
         raise Failure("content_type", upstream_error())
 
 
-def check_status(response: UpstreamResponse, answer: web.Response) -> None:
-    """Raise Failure for a status that another backend might not give. The body has been read."""
+def check_status(
+    response: UpstreamResponse, answer: web.Response, *, observed: bool = False
+) -> None:
+    """Raise Failure for a status that another backend might not give. The body has been read.
+
+    Args:
+        observed: the answer stays as it is.
+    """
     status = response.status
     if status in BUSY_STATUSES:
-        raise full(answer, response.headers)
+        raise full(answer, response.headers, observed=observed)
     if status >= 500:
         raise Failure("5xx", answer)
     if status == 404 and _lacks_model(answer.body):
@@ -127,14 +133,14 @@ def _lacks_model(body: object) -> bool:
     return said or error.get("param") == "model" or error.get("code") == "model_not_found"
 
 
-def check_whole(body: bytes) -> dict[str, Any] | None:
+def check_whole(body: bytes, *, may_abort: bool = False) -> dict[str, Any] | None:
     """Parse a whole response. None if it is no JSON object, which is passed on all the same.
 
-    Raises Failure if it was aborted.
+    Raises Failure if it was aborted, and must not be.
     """
     fields = read_object(body)
-    if fields is None:
-        return None
+    if fields is None or may_abort:
+        return fields
     choices = fields.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         # A vLLM that shuts down ends running requests like this; all else looks like a success.
@@ -143,10 +149,13 @@ def check_whole(body: bytes) -> dict[str, Any] | None:
     return fields
 
 
-def full(answer: web.Response, headers: Mapping[str, str]) -> Failure:
-    """Make the failure of a backend that is too busy. Adds a Retry-After if it gave none."""
+def full(answer: web.Response, headers: Mapping[str, str], *, observed: bool = False) -> Failure:
+    """Make the failure of a backend that is too busy.
+
+    Adds a Retry-After if it gave none, unless the answer is `observed` as it is.
+    """
     after_s = _seconds(headers.get("retry-after"))
-    if "retry-after" not in answer.headers:
+    if "retry-after" not in answer.headers and not observed:
         answer.headers.update(retry_headers(1.0))
     return Failure("full", answer, verdict="full", retry_after_s=after_s)
 

@@ -64,14 +64,20 @@ class PassedOn:
     Args:
         patience_s: returns how long a request may wait for its slot.
         load_status: returns the status of a request that got no slot.
+        observes: returns whether every request gets its slot at once.
     """
 
     def __init__(
-        self, driver: Driver, patience_s: Callable[[], float], load_status: Callable[[], int]
+        self,
+        driver: Driver,
+        patience_s: Callable[[], float],
+        load_status: Callable[[], int],
+        observes: Callable[[], bool] = lambda: False,
     ) -> None:
         self._driver = driver
         self._patience_s = patience_s
         self._load_status = load_status
+        self._observes = observes
         self._here: dict[str, _Here] = {}
         self._waited_for: set[str] = set()  # backends with waiting requests
         self._timer: asyncio.TimerHandle | None = None
@@ -150,7 +156,7 @@ class PassedOn:
 
     def _fits(self, name: str, here: _Here, tenant: str, tokens: int) -> bool:
         backend = self._driver.shaper.backends.get(name)
-        if backend is None or not backend.up:
+        if backend is None or not backend.up or self._observes():
             return True  # the attempt fails at once, and goes elsewhere
         slots = backend.spec.max_concurrency
         if backend.running >= slots:

@@ -75,6 +75,7 @@ class Backends:
             driver,
             lambda: self._config.timeouts.first_token,
             lambda: self._config.reject_status,
+            lambda: self._config.mode == "observe",
         )
         self._intakes: dict[str, Intake] = {}  # the latest of each backend
         self._serving = False  # some backend was up when health was last applied

@@ -25,6 +25,7 @@ class ShapedRequest:
             called once the request has been sent.
         memory: the memory of the request and of its response.
         opening: the beginning of the response, before its first event.
+        observed: the proxy changes neither the request nor its answer.
         missed: the backend that was asked before does not have the model.
         sent: the text that the client has been sent, if another backend could go on with it.
         outgoing: the response, once a backend has stopped in the middle of it.
@@ -39,6 +40,7 @@ class ShapedRequest:
     reply_headers: Callable[[], dict[str, str]]
     memory: RequestMemory
     opening: Opening
+    observed: bool = False
     missed: bool = False
     sent: SentText | None = None
     outgoing: web.StreamResponse | None = None
@@ -65,6 +67,7 @@ class BackendRequest:
             end between two events is a complete one.
         hides_usage: the client did not ask for the event with the usage.
         opening: passes heartbeats of the backend on before the first event. None: they are kept.
+        observed: the answer is sent on as it is, whatever it says.
         wrote: called when the head of the request was written.
         heartbeats: the backend has sent heartbeats, and no event yet.
         sent, outgoing: as of `ShapedRequest`.
@@ -82,6 +85,7 @@ class BackendRequest:
     dialect: Dialect | None = None
     hides_usage: bool = False
     opening: Opening | None = None
+    observed: bool = False
     wrote: Callable[[], None] | None = None
     heartbeats: bool = False
     sent: SentText | None = None

@@ -267,7 +267,7 @@ class Relay:
         fields = None
         if isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
-            fields = check_whole(response.body)
+            fields = check_whole(response.body, may_abort=shaped.observed)
             if fields is None and response.status == 200 and not shaped.parsed.streams:
                 # For another backend to compute it again would not help.
                 kind = "not_json" if response.body else "empty"
@@ -303,6 +303,7 @@ def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
         streams=parsed.streams,
         dialect=parsed.dialect,
         hides_usage=parsed.hides_usage,
+        observed=shaped.observed,
         opening=shaped.opening if shaped.outgoing is None else None,
         wrote=shaped.record.wrote,
         sent=shaped.sent,
@@ -313,7 +314,9 @@ def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
 def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
     """Return the body for the granted backend: with its place in an engine that orders by it."""
     priority, body = grant.send.priority, shaped.rest or shaped.body
-    return body if priority is None else with_members(body, {"priority": str(priority)})
+    if priority is None or shaped.observed:
+        return body
+    return with_members(body, {"priority": str(priority)})
 
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:

@@ -82,6 +82,8 @@ class Stream:
         self._watchdog = watchdog
         self._clock = watchdog.clock
         # How far the stream has come.
+        # The last event looks like any other, or the names of events are replaced.
+        self._reads_each = bool(self._ends) or self._joins
         self._scanner = EventScanner(event_bytes)
         self._event_bytes = event_bytes
         self._memory = request.memory
@@ -186,14 +188,17 @@ class Stream:
                 elif self._can_go_on():
                     raise self._stopped()
                 else:
-                    self._listener.cut(self._limit)
-                    error = stream_error_event(self._limit, typed=bool(self._ends))
-                    await end_with(error, self._incoming, outgoing, self._watchdog, whole=False)
+                    await self._cut(outgoing)
             except CLIENT_LEFT:
                 pass
             finally:
                 self._response.close()
         return outgoing
+
+    async def _cut(self, outgoing: web.StreamResponse) -> None:
+        self._listener.cut(self._limit)
+        error = stream_error_event(self._limit, typed=bool(self._ends))
+        await end_with(error, self._incoming, outgoing, self._watchdog, whole=False)
 
     async def _relay_events(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> bool:
         """Send events on until the stream ends. False if it was cut or ended with an error."""
@@ -257,8 +262,7 @@ class Stream:
         sent, feed = self._sent, self._scanner.feed
         plain: Callable[[bytes], bool] = self._scanner.plain
         plain_chunks: Callable[[bytes], bool] = self._chunks.plain
-        # The last event looks like any other, or the names of events are replaced.
-        if self._ends or self._joins:
+        if self._reads_each:
             plain = plain_chunks = _never
         is_closing, untaken = transport.is_closing, transport.get_write_buffer_size
         send_piece = piece_sink(transport, chunked=chunked)
@@ -356,7 +360,7 @@ class Stream:
 
     def _is_hidden(self, event: StreamEvent) -> bool:
         """Note the usage of an event. True if it has only usage that the client did not ask for."""
-        if not has_usage(event):
+        if not event.has_usage:
             return False
         self._usage = event.usage or {}
         return self._hides_usage and not (event.has_output or event.finish_reason)
@@ -368,7 +372,7 @@ class Stream:
         event = parse_event(payload)
         if f'"{event.kind}"'.encode() not in self._ends:
             return False  # a text that holds the name
-        if has_usage(event):
+        if event.has_usage:
             self._usage = event.usage or {}
         self._response_id = event.response_id
         return True
@@ -392,8 +396,3 @@ class Stream:
 
 def _never(piece: bytes) -> bool:
     return False
-
-
-def has_usage(event: StreamEvent) -> bool:
-    usage = event.usage
-    return usage is not None and bool(usage.get("completion_tokens") or usage.get("output_tokens"))

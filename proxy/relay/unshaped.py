@@ -45,6 +45,7 @@ class UnshapedRelay:
         memory: RequestMemory,
         reply_headers: dict[str, str],
         home: str = "",
+        observed: bool = False,
     ) -> web.StreamResponse:
         """Forward a request to any backend that takes work. Raises ApiError.
 
@@ -54,6 +55,7 @@ class UnshapedRelay:
             record: names the tenant and the estimated work; it gets the backend and the usage.
             reply_headers: our headers of the response.
             home: the only backend that can answer; "": any.
+            observed: as of `BackendRequest`.
         """
         request = BackendRequest(
             incoming=incoming,
@@ -67,6 +69,7 @@ class UnshapedRelay:
             model=model.route,
             reply_headers=lambda: reply_headers,
             memory=memory,
+            observed=observed,
             wrote=record.wrote,
         )
         # Ask a backend, and after a failure another one, within the budget.

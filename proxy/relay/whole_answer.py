@@ -67,6 +67,7 @@ class LargeAnswer:
         headers: ours.
         begin: the first bytes of its body.
         limit: bytes of the whole body.
+        may_abort: it is sent on even if it says that the backend has aborted it.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class LargeAnswer:
         *,
         begin: bytes,
         limit: int,
+        may_abort: bool = False,
     ) -> None:
+        self._may_abort = may_abort
         self._incoming = incoming
         self._link = link
         self._response = response
@@ -166,7 +169,7 @@ class LargeAnswer:
                 self._usage = match[1]
                 break
             at = data.rfind(b'"usage"', 0, at)
-        at = data.find(b'"abort"')
+        at = -1 if self._may_abort else data.find(b'"abort"')
         while at >= 0 and not self._failed:
             self._failed = _ENDS.search(data, max(0, at - 32), at) is not None
             at = data.find(b'"abort"', at + 1)

@@ -150,6 +150,12 @@ class StreamEvent:
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
 
+    @property
+    def has_usage(self) -> bool:
+        """Whether it counts tokens of output."""
+        usage = self.usage or {}
+        return bool(usage.get("completion_tokens") or usage.get("output_tokens"))
+
 
 _DONE = StreamEvent(done=True)
 

@@ -143,6 +143,11 @@ class RawBackend:
                     if line.lower().startswith("content-length:"):
                         length = int(line.split(":")[1])
                 body = await reader.readexactly(length)
+                while "\r\ntransfer-encoding: chunked\r\n" in text.lower():
+                    size = int(await reader.readline(), 16)
+                    body += (await reader.readexactly(size + 2))[:size]
+                    if not size:
+                        break
                 carries = f"\r\nauthorization: bearer {self.key}\r\n" in text.lower()
                 if self.key and not (carries or text.startswith(self.unlocked)):
                     self.keyless += 1
