@@ -2,6 +2,7 @@
 
     python tests/bench/routers/bench_ratios.py                (make compiled first; five minutes)
     python tests/bench/routers/bench_ratios.py --routers "bare aiohttp" nginx --rounds 20
+    python tests/bench/routers/bench_ratios.py --routers "forebay observe" nginx haproxy --rounds 9
     python tests/bench/routers/bench_ratios.py --beside --routers nginx --rounds 8
 
 On a machine whose speed changes from minute to minute, figures measured minutes apart say little
@@ -33,7 +34,7 @@ from routers.peers import BARE, BARE_PROXY, PEERS, YARDSTICKS, Missing, Setting,
 from routers.processes import running
 
 SCALE = 0.1  # of the numbers of requests in `Bench`
-OURS = ("forebay", "forebay compiled")
+OURS = ("forebay", "forebay compiled", "forebay observe")
 ALL = PEERS | YARDSTICKS
 DEFAULT = ("forebay compiled", BARE, "nginx", "smg", "vllm-router")
 BESIDE_SCALE = 0.5
@@ -50,6 +51,9 @@ COSTS = {
     "added_ms": "small request: added p50, ms",
     "cpu_small_ms": "small request: CPU, ms",
     "cpu_64_ms": "64 at once: CPU, ms",
+    "stream_ms": "20 tokens: added p50, ms",
+    "cpu_stream_ms": "20 tokens: CPU, ms",
+    "document_ms": "400 KB prompt: added p50, ms",
     "cpu_document_ms": "400 KB prompt: CPU, ms",
     "cpu_1k_tokens_s": "1,000 tokens: CPU-s",
 }
@@ -130,7 +134,7 @@ def _table(title: str, rows: Mapping[str, Sequence[str]]) -> str:
 
 def _ratio(key: str, ours: list[Figures], theirs: list[Figures]) -> str:
     ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True) if b.get(key, 0.0) > 0]
-    if not ratios:
+    if len(ratios) < 2:  # too little is added to be seen in each round
         return "-"
     low, _, high = quantiles(ratios, n=4)
     return f"{median(ratios):.2f} ({low:.2f} to {high:.2f})"

@@ -66,8 +66,10 @@ class Bench:
         return max(10, round(count * self.scale))
 
     async def costs(self) -> Figures:
-        """Measure the cost of small requests, prompts of 400 KB, and tokens."""
+        """Measure the cost of small requests, short streams, prompts of 400 KB, and tokens."""
         found = await self.small()
+        stream = {"stream": (20, 1)}
+        found |= await self._latency("stream_ms", "cpu_stream_ms", SMALL, self.many(400), **stream)
         found |= await self._latency("document_ms", "cpu_document_ms", DOCUMENT, self.many(150))
         return found | await self._streams()
 
@@ -76,12 +78,15 @@ class Bench:
         found = await self._latency("added_ms", "cpu_small_ms", SMALL, self.many(2000))
         return found | await self._at_once(self.many(8000))
 
-    async def _latency(self, added: str, cpu: str, size: int, count: int) -> Figures:
+    async def _latency(
+        self, added: str, cpu: str, size: int, count: int, stream: tuple[int, int] | None = None
+    ) -> Figures:
         client, direct = Client(self.port), Client(self.backend)
         await client.in_turn([chat(size) for _ in range(20)])
-        bare = p50_ms(await direct.in_turn([chat(size) for _ in range(count)]))
+        asked = [chat(size, stream=stream) for _ in range(2 * count)]
+        bare = p50_ms(await direct.in_turn(asked[count:]))
         before = tree_cpu_s(self.pid)
-        through = p50_ms(await client.in_turn([chat(size) for _ in range(count)]))
+        through = p50_ms(await client.in_turn(asked[:count]))
         used = tree_cpu_s(self.pid) - before
         client.close()
         direct.close()

@@ -179,6 +179,10 @@ def _compiled(at: Setting) -> Sequence[str]:
     return ["env", f"PYTHONPATH={COMPILED}", *_forebay()(at)]
 
 
+def _observing(at: Setting) -> Sequence[str]:
+    return ["env", "FOREBAY_MODE=observe", *_forebay()(at)]
+
+
 def _compiled_version() -> str:
     if not COMPILED.exists():
         raise Missing("forebay compiled: nothing in .compiled: run `make compiled`")
@@ -240,6 +244,7 @@ YARDSTICKS = {
     peer.name: peer
     for peer in (
         Peer("forebay compiled", _compiled, _compiled_version),
+        Peer("forebay observe", _observing, _forebay_version),
         Peer(BARE, _bare, lambda: version("aiohttp")),
         Peer(BARE_PROXY, _bare_proxy, lambda: version("aiohttp")),
     )
