@@ -254,7 +254,7 @@ def listed(row: str) -> None:
     assert f"\n| {row}" in PAGE, row
 
 
-GZIP = "content-encoding: gzip"
+GZIP, LENGTH = "content-encoding: gzip", "content-length: 1"
 UTF_16 = chat().decode().encode("utf-16")
 GZIPPED = gzip.compress(WHOLE)
 REFUSED = 200, 400
@@ -266,7 +266,7 @@ SHORT = "a server that ends before its answer"
     [
         ("a path that is not on the list", [request("GET", "/sleep")], OK, (200, 404)),
         ("`HEAD`", [request("HEAD", "/v1/models")], OK, (200, 200)),
-        ("`GET` with a body", [request("GET", "/v1/models", "content-length: 1") + b"x"], OK, REFUSED),
+        ("`GET` with a body", [request("GET", "/v1/models", LENGTH) + b"x"], OK, REFUSED),
         ("a compressed body", post(gzip.compress(chat()), GZIP), OK, (200, 200)),
         ("a body in UTF-16", post(UTF_16), OK, (200, 200)),
         ("a compressed answer", post(chat()), [answer(200, GZIPPED, GZIP)], (200, 200)),
