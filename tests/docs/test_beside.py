@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,7 +101,7 @@ def ask(url: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("which", [nginx, haproxy])
 def test_forebay_observes_behind_it_and_may_stop(
-    which: type, servers: Ports, tmp_path: Path
+    which: Callable[[str, Path], AbstractContextManager[str]], servers: Ports, tmp_path: Path
 ) -> None:
     text = block(PAGE, "backup;" if which is nginx else "allbackups")
     with ExitStack() as behind:

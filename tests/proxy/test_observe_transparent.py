@@ -9,10 +9,12 @@ import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes.tenant_keys import key_of, keys_of
 from paths import ROOT
 from ports import free_ports
 from stages.proxy_stage import (
@@ -28,6 +30,7 @@ from stages.proxy_stage import (
     on_stage,
     settle,
     stage,
+    until,
 )
 from stages.raw_client import raw
 
@@ -316,3 +319,36 @@ async def test_no_heartbeat_is_added_and_no_other_server_goes_on() -> None:
             first = asyncio.create_task(raw(on, *STREAMED))
         got = seen(await first)
         assert (got.body, got.whole) == (EVENT + EVENT[:20], False)
+
+
+PATHS = ("/v1/chat/completions", "/v1/embeddings")
+
+
+async def test_the_servers_judge_a_model_that_none_of_them_names() -> None:
+    """They have different models, so `mode: shape` would answer for them."""
+    servers = [Asked([answer(404, ERROR)]).backend for _ in range(2)]
+    for server, name in zip(servers, ("a", "b"), strict=True):
+        server.models = {name: {}}
+    async with on_stage(*servers, mode="observe") as (on, _):
+        await until(lambda: all(link.models for link in on.proxy.backends.links.values()))
+        for path in PATHS:
+            for body in (chat(model="c"), b"{"):
+                got = seen(await raw(on, *post(body, path=path)))
+                assert (got.status, got.body) == (404, ERROR)
+        assert {call.body for server in servers for call in server.calls} == {chat(model="c"), b"{"}
+
+
+async def test_what_is_checked_for_a_tenant_is_read(tmp_path: Path) -> None:
+    listed("keys (`tenants`)")
+    asked = Asked(OK)
+    tenants = {"keys": keys_of(tmp_path, "acme")}
+    async with on_stage(asked.backend, mode="observe", tenants=tenants) as (on, _):
+        key = f"authorization: {key_of('acme')['authorization']}"
+        for body, headers, status in (
+            (chat(), ("authorization: Bearer wrong",), 401),
+            (b"{", (key,), 400),
+            (chat(), (key,), 200),
+        ):
+            for path in PATHS:
+                assert seen(await raw(on, *post(body, *headers, path=path))).status == status
+        assert len(asked.backend.calls) == len(PATHS)
