@@ -2,7 +2,7 @@
 
     python tests/bench/routers/bench_ratios.py                (make compiled first; five minutes)
     python tests/bench/routers/bench_ratios.py --routers "bare aiohttp" nginx --rounds 20
-    python tests/bench/routers/bench_ratios.py --routers "forebay observe" nginx haproxy --rounds 9
+    python tests/bench/routers/bench_ratios.py --routers "forebay observe" nginx haproxy --rounds 8
     python tests/bench/routers/bench_ratios.py --beside --routers nginx --rounds 8
 
 On a machine whose speed changes from minute to minute, figures measured minutes apart say little
