@@ -49,6 +49,8 @@ class ObservedStream(Stream):
                 self._take_event(raw, payload)
         except (Failure, *UPSTREAM_ERRORS):
             self._spoilt = True
+            self._scanner.partial.clear()
+            self._reserve_partial(0)
         self._over, self._spoilt = self._over or self._done, self._spoilt or self._failed
         self._done = self._failed = False  # neither ends the stream
         self._ready.clear()

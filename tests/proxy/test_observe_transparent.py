@@ -167,6 +167,7 @@ SAME: dict[str, tuple[list[bytes], Answer]] = {
     "more after [DONE]": (STREAMED, events(EVENT, DONE, EVENT, b"garbage")),
     "[DONE] alone": (STREAMED, events(DONE)),
     "no events": (STREAMED, events(b"words\n", b"and \x00\xff bytes")),
+    "a very large event": (STREAMED, events(b"data: ", *[b"x" * 600_000] * 10, b"\n\n", DONE)),
     "an empty stream": (STREAMED, events()),
     "an error as the first event": (STREAMED, events(ERROR_EVENT, DONE)),
     "an error in the middle": (STREAMED, events(EVENT, ERROR_EVENT, EVENT, DONE)),
