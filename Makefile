@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' Makefile | sort | awk -F '\t' '{ printf "%-18s%s\n", $$1, $$2 }'
 
-.PHONY: help rooms weight demo test check install deploy-tools bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard headline run-compiled test-compiled vllm-cpu clean
+.PHONY: help rooms weight demo test check install deploy-tools bench-proxy bench-routers bench-sim cases clients compiled docs docs-figures docs-serve docs-tools fuzz guard headline locks run-compiled test-compiled vllm-cpu clean
 
 demo: .venv/runtime ## the whole toolkit on this machine, without a GPU
 	$(BIN)/forebay demo --out runs/demo --force
@@ -112,6 +112,15 @@ INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
 	$(INSTALL) -r requirements.lock
 	$(INSTALL) -e .
 	@touch $@
+
+# The version of each package, and the SHA-256 of each of its archives: pip takes no other.
+# requirements.lock is for the image and `make demo`, the larger one adds ray, the last is for work on the source.
+LOCK := uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
+LOCKED := $(addprefix --extra ,brotli jwt kv-events lab otel redis)
+locks: ## lock anew what pyproject.toml names, by uv; newer versions: make locks LOCK_FLAGS=--upgrade
+	$(LOCK) $(LOCK_FLAGS) -o requirements-all.lock --extra all
+	$(LOCK) -o requirements.lock -c requirements-all.lock $(LOCKED)
+	$(LOCK) $(LOCK_FLAGS) -o requirements-dev.lock -c requirements-all.lock $(LOCKED) --group dev
 
 # Holds all of .venv/runtime. Only modules that are used get compiled, when they are first imported;
 # setuptools is among the packages, so that none is fetched to build ours.

@@ -13,38 +13,48 @@ import subprocess
 import sys
 import tomllib
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes.image_base import write_base
+from locks import LOCKS, pinned
 from paths import ROOT
 from ports import free_ports
 from stages.started import PATIENCE_S, started
 
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 BASE = "docker.io/library/python:3.12-slim"
-NOT_OF_THE_PROXY = {"lab", "load", "ray", "vllm"}
-IN_IMAGE = re.findall(r"'\.\[(.*)\]'", CONTAINERFILE.read_text("utf-8"))[0].split(",")
 needs_builder = pytest.mark.skipif(
     not os.environ.get("TEST_IMAGE") or not shutil.which("buildah") or os.geteuid() != 0,
-    reason="takes two minutes: set TEST_IMAGE=1; needs buildah, and to be root",
+    reason="takes three minutes: set TEST_IMAGE=1; needs buildah, and to be root",
 )
 
 
 def test_the_image_has_each_extra_that_a_configuration_can_ask_for() -> None:
-    """Its root is read-only: nothing can be installed later. A new extra belongs to one side."""
+    """Its root is read-only: nothing can be installed later. The larger lock adds ray."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(IN_IMAGE) == project["optional-dependencies"].keys() - NOT_OF_THE_PROXY
+    extras = {name: set(needs) for name, needs in project["optional-dependencies"].items()}
+    (every,) = extras.pop("all")
+    assert set(every[len("forebay[") : -1].split(",")) | {"load", "vllm"} == extras.keys()
+    in_image, in_larger = ({name for name, _ in pinned(lock)} for lock in LOCKS[:2])
+    needed = {
+        extra: {re.split(r"[\[>]", need)[0] for need in needs} - {"forebay"}
+        for extra, needs in extras.items()
+    }
+    assert [extra for extra, needs in needed.items() if not needs <= in_image] == ["ray", "vllm"]
+    assert [extra for extra, needs in needed.items() if not needs <= in_larger] == ["vllm"]
     sources = [path.read_text("utf-8") for path in (ROOT / "proxy").rglob("*.py")]
     asked = {name for text in sources for name in re.findall(r"forebay\[([a-z-]+)\]", text)}
-    assert asked <= set(IN_IMAGE)
+    assert asked <= extras.keys() - {"ray", "vllm"}
 
 
 class Builder:
     """buildah with a store of its own."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         store = ("--root", str(folder / "store"), "--runroot", str(folder / "run"))
         self._words = ("buildah", *store)
 
@@ -54,47 +64,48 @@ class Builder:
         return done.stdout.strip()
 
 
-def fetch_wheels(folder: Path) -> None:
-    """Download what the image installs, as wheels only: slim images have no compiler."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    lock, pins = str(ROOT / "requirements.lock"), str(ROOT / "requirements-dev.lock")
-    wanted = [need for name in IN_IMAGE for need in extras[name]]
-    pip = (sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:")
-    subprocess.run([*pip, "-d", str(folder), "-r", lock, "-c", pins, *wanted], check=True)
-
-
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """With a base image, and the packages of the larger lock in /wheels."""
     folder = tmp_path_factory.mktemp("image")
-    builder, base, wheels = Builder(folder), folder / "base", folder / "wheels"
+    builder, base = Builder(folder), folder / "base"
     write_base(base)
     container = builder("from", "scratch")
     builder("add", "-q", container, str(base), "/")
     builder("config", "--env", "PATH=/usr/local/bin:/bin", container)
     builder("commit", "-q", "--rm", container, BASE)
-    fetch_wheels(wheels)
-    settings = folder / "pip.conf"
-    settings.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
-    builder(
-        *("build", "-q", "--format", "docker", "--pull-never", "--isolation", "chroot"),
-        *("--volume", f"{wheels}:/wheels:ro", "--volume", f"{settings}:/etc/pip.conf:ro"),
-        *("-f", str(CONTAINERFILE), "-t", "forebay", "."),
-    )
+    # Wheels only: slim images have no compiler.
+    pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:")
+    lock = str(ROOT / "requirements-all.lock")
+    subprocess.run([*pip, "-d", str(folder / "wheels"), "-r", lock], check=True)
+    (folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
     yield builder
     builder("umount", "--all")
     builder("rm", "--all")
 
 
+def build(builder: Builder, name: str, **arguments: str) -> str:
+    """Build the image with build arguments, and return the name of a container of it."""
+    folder = builder.folder
+    builder(
+        *("build", "-q", "--format", "docker", "--pull-never", "--isolation", "chroot"),
+        *("--volume", f"{folder}/wheels:/wheels:ro"),
+        *("--volume", f"{folder}/pip.conf:/etc/pip.conf:ro"),
+        *(f"--build-arg={key}={value}" for key, value in arguments.items()),
+        *("-f", str(CONTAINERFILE), "-t", name, "."),
+    )
+    return builder("from", "--pull-never", name)
+
+
 @needs_builder
 @pytest.mark.timeout(400)
 def test_the_image_runs_without_root_and_without_writing(builder: Builder, tmp_path: Path) -> None:
+    container = build(builder, "forebay")
     image = json.loads(builder("inspect", "--type", "image", "forebay"))["Docker"]["config"]
     assert image["User"] == "65532:65532"
     port, admin_port = free_ports(2)
     config = tmp_path / "forebay.yaml"
     config.write_text("backends: [{url: 'http://127.0.0.1:9'}]\n")
-    container = builder("from", "--pull-never", "forebay")
     root = Path(builder("mount", container))
     (root / "etc/forebay").mkdir()
     (root / "etc/forebay/forebay.yaml").write_text(config.read_text())
@@ -132,7 +143,26 @@ def test_the_image_runs_without_root_and_without_writing(builder: Builder, tmp_p
 
 @needs_builder
 @pytest.mark.timeout(400)
-def test_the_extras_are_in_the_image(builder: Builder) -> None:
-    container = builder("from", "--pull-never", "forebay")
-    imports = "import msgspec, redis, zmq, opentelemetry.sdk, forebay.replay.engine"
-    builder("run", "--isolation", "chroot", container, "--", "python", "-c", imports)
+def test_an_image_with_every_extra_is_built_on_the_base_of_this_digest(builder: Builder) -> None:
+    inspected = json.loads(builder("inspect", "--type", "image", BASE))
+    digest = inspected["FromImageDigest"]
+    with pytest.raises(AssertionError, match="0" * 64):
+        build(builder, "other", BASE=f"{BASE}@sha256:{'0' * 64}")
+    build_arguments = {"BASE": f"{BASE}@{digest}", "LOCK": "requirements-all.lock"}
+    container = build(builder, "every", **build_arguments)
+    imports = "import brotli, jwt, msgspec, opentelemetry.sdk, pyarrow, ray, redis, scipy, zmq"
+    run = ("run", "--isolation", "chroot", container, "--")
+    builder(*run, "python", "-c", imports)
+    assert "forebay" in builder(*run, "forebay", "--version")
+
+
+@needs_builder
+@pytest.mark.timeout(400)
+def test_a_package_that_differs_from_the_lock_ends_the_build(builder: Builder) -> None:
+    (wheel,) = (builder.folder / "wheels").glob("rich-*.whl")
+    kept = wheel.read_bytes()
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("rich/other.py", "")
+    with pytest.raises(AssertionError, match="DO NOT MATCH THE HASHES"):
+        build(builder, "changed")
+    wheel.write_bytes(kept)

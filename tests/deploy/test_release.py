@@ -15,6 +15,7 @@ import pytest
 import yaml
 from checkout import copy_of_tracked
 from deploy_tools import needs_tool, tool
+from locks import LOCKS, pinned
 from paths import ROOT
 from release_version import versions
 
@@ -87,18 +88,35 @@ def test_wheels_are_built_for_every_python() -> None:
     }
 
 
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_lock_has_the_hashes_of_every_archive(lock: str) -> None:
+    """The locks agree, and name no index: an archive is what it is wherever it comes from."""
+    every = pinned("requirements-all.lock") | pinned("requirements-dev.lock")
+    pins = pinned(lock)
+    assert len(pins) > 50
+    assert all(hashes == every[pin] for pin, hashes in pins.items())
+    assert [pin for pin, hashes in pins.items() if not hashes] == []
+    lines = (ROOT / lock).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if "://" in line or line.startswith("-")] == []
+    assert sum(not line.startswith("    --hash=") for line in lines) == len(pins)
+
+
 @needs_tool("cyclonedx-py")
 def test_the_bill_of_materials_lists_the_lock(tmp_path: Path) -> None:
-    """With the command of the release workflow."""
+    """With the command of the release workflow, and the hashes of each package."""
     line = next(line for line in LINES if "cyclonedx-py" in line)
     words = re.sub(r"^.*cyclonedx-py ", "", line).split()
     out = tmp_path / words[-1]
     command = [tool("cyclonedx-py"), *words[:-1], str(out)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    listed = {(c["name"].lower(), c["version"]) for c in json.loads(out.read_text())["components"]}
-    lock = (ROOT / "requirements.lock").read_text()
-    pinned = re.findall(r"^([\w.-]+)==([\w.]+)", lock, re.MULTILINE)
-    assert listed == {(name.lower(), version) for name, version in pinned}
+    listed = {
+        (part["name"].lower(), part["version"]): {
+            digest["content"] for place in part["externalReferences"] for digest in place["hashes"]
+        }
+        for part in json.loads(out.read_text())["components"]
+    }
+    assert listed == pinned("requirements-all.lock")
+    assert pinned("requirements.lock").keys() <= listed.keys()
 
 
 @pytest.fixture(scope="module")
