@@ -83,11 +83,12 @@ bench-sim: compiled ## speed of the simulator
 	$(BIN)/python tests/bench/sim_speed.py
 	PYTHONPATH=.compiled $(BIN)/python tests/bench/sim_speed.py
 
-# The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc).
+# The policy and the simulator as machine code, from the same source, in .compiled/ (needs gcc), and the wheel.
 # To use it: PYTHONPATH=.compiled .venv/bin/forebay ...; for good: docs/how-to/install.md
 compiled: .venv/dev ## the policy and the simulator as machine code, in .compiled/
 	rm -rf .compiled
-	FOREBAY_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target .compiled .
+	FOREBAY_COMPILE=1 $(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w .compiled .
+	$(INSTALL) --no-index --target .compiled .compiled/*.whl
 
 # The test that is left out gives the engine a step-time model of its own, which compiled code cannot take.
 test-compiled: compiled ## their tests as machine code

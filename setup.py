@@ -5,6 +5,7 @@ C compiler, and `make compiled` is for work on the source.
 """
 
 import os
+import re
 import sys
 import tomllib
 from glob import glob
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+FOLDERS = ("analysis", "proxy", "replay", "traces")
 CORE = ".typing/forebay/proxy/core"
 SIM = ".typing/forebay/replay/sim"
 # Modules of the simulator that stay interpreted: commands, reports, what runs once per simulation.
@@ -22,7 +24,15 @@ INTERPRETED_SIM = (
 
 
 def compiled_modules(root: str = ".") -> list[str]:
-    """Paths of all modules to compile: the core, most of the simulator, the step-time model."""
+    """Paths of all modules to compile: the core, most of the simulator, the step-time model.
+
+    They go through the links in .typing/forebay, which are made where an sdist left them out.
+    """
+    for folder in FOLDERS:
+        link = Path(root, ".typing", "forebay", folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(Path("..", "..", folder))
     core = sorted(glob(f"{CORE}/**/*.py", root_dir=root, recursive=True))
     sim = sorted(glob(f"{SIM}/**/*.py", root_dir=root, recursive=True))
     skipped = {f"{SIM}/{name}.py" for name in INTERPRETED_SIM}
@@ -66,5 +76,20 @@ def build_requirements() -> list[str]:
     return ["mypy>=1.18", "types-PyYAML", *project["dependencies"]]
 
 
+def description() -> str:
+    """README.md. PyPI has no files beside it: links lead to FOREBAY_REPOSITORY, if that is set."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    pages = os.environ.get("FOREBAY_REPOSITORY")
+    if not pages:
+        return text
+    text = re.sub(r"\]\((?!https?:|#)", f"]({pages}/", text)
+    return re.sub(r'(src|srcset)="(?!https?:)', rf'\1="{pages.replace("/blob/", "/raw/")}/', text)
+
+
 if __name__ == "__main__":
-    setup(ext_modules=extensions(), setup_requires=build_requirements())
+    setup(
+        ext_modules=extensions(),
+        setup_requires=build_requirements(),
+        long_description=description(),
+        long_description_content_type="text/markdown",
+    )

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from release_version import versions
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+REPOSITORY = "https://example.org/o/r/blob/v1"
 LINES = [line for file in WORKFLOWS for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -126,6 +129,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkout = copy_of_tracked(folder / "checkout")
     build = "from setuptools.build_meta import build_{0}; build_{0}('{1}')"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ["FOREBAY_REPOSITORY"] = REPOSITORY
 
     def run(what: str, where: Path) -> None:
         words = [sys.executable, "-c", build.format(what, folder)]
@@ -156,9 +160,34 @@ def test_the_wheel_holds_the_packages_only(dist: Path) -> None:
     assert sources <= set(names)
 
 
-def test_the_wheel_runs_from_a_bare_environment(dist: Path, tmp_path: Path) -> None:
-    """Its dependencies are those of this environment, so that no package is fetched."""
+def test_the_description_leads_to_the_files_of_the_repository(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        text = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert f"{REPOSITORY}/docs/how-to/install.md" in links
+    images = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    assert f"{REPOSITORY.replace('blob', 'raw')}/docs/assets/report-dark.png" in images
+    assert [link for link in (*links, *images) if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_sdist_can_be_compiled(dist: Path) -> None:
+    """mypyc finds the same modules there as here."""
+    (unpacked,) = (dist / "unpacked").iterdir()
+    find = runpy.run_path(str(unpacked / "setup.py"))["compiled_modules"]
+    assert find(str(unpacked)) == find(str(ROOT))
+    assert all((unpacked / path).exists() for path in find(str(unpacked)))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_the_wheel_runs_from_a_bare_environment(dist: Path, tmp_path: Path, compiled: bool) -> None:
+    """Its dependencies are those of this environment, so that no package is fetched."""
+    wheels = [*(ROOT / ".compiled" if compiled else dist).glob("*.whl")]
+    if compiled and not wheels:
+        pytest.skip("needs a compiled wheel: make compiled")
+    (wheel,) = wheels
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     here = {"base": str(venv), "platbase": str(venv)}
@@ -168,14 +197,24 @@ def test_the_wheel_runs_from_a_bare_environment(dist: Path, tmp_path: Path) -> N
     subprocess.run(words, check=True)
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [str(venv / "bin" / "forebay"), "proxy", "--print-config"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout)["listen"]["port"] == 8080
-    where = "import forebay.proxy as p; print(p.__file__)"
-    python = [str(venv / "bin" / "python"), "-c", where]
-    said = subprocess.run(python, capture_output=True, text=True, cwd=tmp_path, env=environ)
-    assert str(packages) in said.stdout, said
+    environ["PATH"] = f"{venv / 'bin'}:{environ['PATH']}"
+
+    def run(command: str) -> "subprocess.CompletedProcess[str]":
+        words = ("bash", "-o", "pipefail", "-c", command)
+        return subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environ)
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for command in project["tool"]["cibuildwheel"]["test-command"]:
+        done = run(command)
+        assert (done.returncode == 0) is (compiled or "grep compiled" not in command), done.stderr
+    assert yaml.safe_load(run("forebay proxy --print-config").stdout)["listen"]["port"] == 8080
+    proxy, shaper = run(
+        "python -c 'import forebay.proxy as p, forebay.proxy.core.shaper as s;"
+        "print(p.__file__, s.__file__)'"
+    ).stdout.split()
+    assert proxy.startswith(str(packages))
+    assert shaper.startswith(str(packages))
+    assert shaper.endswith(".so") is compiled
 
 
 def install(tmp_path: Path, *programs: str) -> "subprocess.CompletedProcess[str]":
