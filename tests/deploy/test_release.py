@@ -24,6 +24,7 @@ from release_version import versions
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+MIKE = ROOT / ".docs-tools" / "bin" / "mike"
 REPOSITORY = "https://example.org/o/r/blob/v1"
 LINES = [line for file in WORKFLOWS for line in file.read_text(encoding="utf-8").splitlines()]
 
@@ -120,6 +121,65 @@ def test_the_bill_of_materials_lists_the_lock(tmp_path: Path) -> None:
     }
     assert listed == pinned("requirements-all.lock")
     assert pinned("requirements.lock").keys() <= listed.keys()
+
+
+def script(job: str, step: str) -> str:
+    """What a step of the release workflow runs; the step has this `id`."""
+    release = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    (found,) = (each for each in release["jobs"][job]["steps"] if each.get("id") == step)
+    return str(found["run"])
+
+
+def test_the_image_of_a_release_is_built_on_the_digest_of_its_base(tmp_path: Path) -> None:
+    digest = f"sha256:{'5' * 64}"
+    program, output = tmp_path / "docker", tmp_path / "output"
+    program.write_text(f'#!/bin/sh\n[ "$4" = python:3.12-slim ] && echo {digest}\n')
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_OUTPUT": str(output)}
+    words = ("bash", "-e", "-c", script("image", "base"))
+    subprocess.run(words, cwd=ROOT, env=environ, check=True)
+    assert output.read_text() == f"base=python:3.12-slim@{digest}\n"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert subprocess.run(words, cwd=ROOT, env=environ).returncode != 0
+
+
+@pytest.mark.skipif(not MIKE.exists(), reason="needs mike: make docs-tools")
+@pytest.mark.timeout(300)
+def test_each_version_has_its_own_documentation(tmp_path: Path) -> None:
+    """With the commands of the release workflow, for two releases in turn, to a repository here."""
+    checkout = copy_of_tracked(tmp_path / "checkout")
+    names = ("GIT_AUTHOR", "GIT_COMMITTER")
+    who = {f"{name}_{part}": "a@b.example" for name in names for part in ("NAME", "EMAIL")}
+    origin = {"GITHUB_SERVER_URL": str(tmp_path), "GITHUB_REPOSITORY": "origin", "TOKEN": "x"}
+    environ = {**os.environ, **who, **origin}
+
+    def run(where: str, *words: str) -> str:
+        done = subprocess.run(
+            words, cwd=tmp_path / where, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("checkout", "git", "init", "-q")
+    run("checkout", "git", "add", "--all")
+    run("checkout", "git", "commit", "-q", "-m", "all")
+    run(".", "git", "clone", "-q", "--bare", str(checkout), "origin")
+    for version in ("0.1.0", "0.2.0"):
+        run(".", "git", "clone", "-q", "origin", version)
+        (tmp_path / version / ".docs-tools").symlink_to(ROOT / ".docs-tools")
+        environ["GITHUB_REF_NAME"] = f"v{version}"
+        run(version, "bash", "-e", "-c", script("docs", "versions"))
+        run(version, "bash", "-e", "-c", script("publish", "pages"))
+
+    def page(name: str) -> str:
+        return run("origin", "git", "show", f"gh-pages:{name}")
+
+    told = [(each["version"], each["aliases"]) for each in json.loads(page("versions.json"))]
+    assert told == [("0.2.0", ["latest"]), ("0.1.0", [])]
+    assert '"provider": "mike"' in page("0.1.0/index.html")
+    assert '"provider": "mike"' in page("0.2.0/how-to/install.html")
+    assert "0.2.0/how-to/install.html" in page("latest/how-to/install.html")
+    assert "latest/" in page("index.html")
 
 
 @pytest.fixture(scope="module")
