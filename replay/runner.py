@@ -17,6 +17,7 @@ from forebay.replay.plan.plan import make_plan
 from forebay.replay.results.cache_warnings import cache_warnings
 from forebay.replay.results.folder import RunFolder, check_folder
 from forebay.replay.results.provenance import run_record
+from forebay.replay.results.server_metrics import ServerGauges, server_figures
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.drain import Stop
 
@@ -79,7 +80,8 @@ async def replay(
             )
             counted = totals.counted_input_tokens
             warm = cache_warnings(plan.source, measured.sent, counted, values)
-            values |= {"ended": ended, "warm_caches": bool(warm)}
+            gauges = ServerGauges() if folder.metrics is None else folder.metrics.gauges
+            values |= {"ended": ended, "warm_caches": bool(warm)} | server_figures(gauges, values)
             values["warnings"] += warm
             record = run_record(plan, measured.started_unix_s, ended) | {
                 "nodes": list(measured.nodes)

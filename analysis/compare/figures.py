@@ -24,6 +24,7 @@ from forebay.analysis.statistics.quantiles import (
 )
 from forebay.analysis.statistics.units import printable
 from forebay.replay.plan.slo import SESSION, Slo, parse_slos
+from forebay.replay.results.server_metrics import ENERGIES, GAUGES
 from forebay.replay.results.summary import throughput
 from forebay.replay.results.verdict import MOST_UNCOUNTED
 from forebay.traces.ground.errors import InputError
@@ -53,7 +54,8 @@ class Figures:
     goodput_per_s: float | None
     attainment: float | None
     hit_ratio: float | None
-    rates: Mapping[str, float | None]  # by the keys of summary.json, such as requests_per_s
+    # by the keys of summary.json, such as requests_per_s; of all buckets also power and energy
+    rates: Mapping[str, float | None]
     observed_s: float | None  # the time in which requests were due, by which goodput is divided
     rows: NDArray[np.bool_] = field(repr=False)  # mask of the run's rows: requests of the bucket
     ok: NDArray[np.bool_] = field(repr=False)  # mask of the run's rows: its answered requests
@@ -188,6 +190,9 @@ def figures(
     # Then the figures of the service, as far as the run knows them.
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (_tokens(run, name, ok) for name in TOKENS)
+    rates = throughput(answered, prompt, output, busy_s(run) or 0.0)
+    if bucket is None:
+        rates |= {key: run.number(key) for key in (*GAUGES, *ENERGIES)}
     return Figures(
         intended=intended,
         answered=answered,
@@ -198,7 +203,7 @@ def figures(
         goodput_per_s=goodput,
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
-        rates=throughput(answered, prompt, output, busy_s(run) or 0.0),
+        rates=rates,
         observed_s=observation_s(run),
         rows=rows,
         ok=ok,

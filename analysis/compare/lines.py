@@ -15,8 +15,9 @@ from forebay.analysis.compare.figures import Figures, RunFigures
 from forebay.analysis.statistics.intervals import ConfidenceInterval, share_ratio_interval
 from forebay.analysis.statistics.quantiles import EQUAL_WITHIN, SHARES
 from forebay.analysis.statistics.units import FORMATS, ratio
+from forebay.replay.results.server_metrics import ENERGIES, GAUGES
 
-Unit = Literal["s", "per_s", "share", "ratio", "count", "money"]
+Unit = Literal["s", "per_s", "share", "ratio", "count", "money", "j", "w"]
 Better = Literal["a", "b", "equal", "unclear"]
 Direction = Literal["lower", "higher", ""]
 
@@ -68,6 +69,8 @@ OF_RUNS = (
     FigureKind("rejected", "rejected", "count"),
     FigureKind("failed", "failed", "count", "lower"),
     FigureKind("imbalance", "busiest / idlest GPU", "ratio", "lower"),
+    *(FigureKind(key, gauge.label, gauge.unit) for key, gauge in GAUGES.items()),
+    *(FigureKind(key, label, "j", "lower") for key, label in ENERGIES.items()),
 )
 OF_BUCKETS = (*(kind for line in LATENCY_LABELS.items() for kind in _latency(*line)), *SERVICE)
 COSTS = (

@@ -14,10 +14,10 @@ import aiohttp
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.target import Target as Address
+from forebay.replay.results.server_metrics import KV_USE
 
 EVERY_S, TIMEOUT_S = 0.05, 10.0  # wall time; peaks between two samples are missed
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the latter to vLLM 0.9
 PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
 LAG = "forebay_engine_lag_seconds"
 _SAMPLE = re.compile(r"^([^\s#{]+)(?:\{(.*)\})?[ \t]+(\S+)", re.MULTILINE)
@@ -82,7 +82,7 @@ def read_page(text: str, engine: str, at_s: float) -> tuple[GaugeSample | None, 
     def of(*names: str) -> list[float]:
         return next((values[name] for name in names if name in values), [])
 
-    running, waiting, shares = of(RUNNING), of(WAITING), of(*KV_SHARE)
+    running, waiting, shares = of(RUNNING), of(WAITING), of(*KV_USE)
     if not (running and waiting and shares):
         return None, pool
     in_flight, queued, preempted = (

@@ -1,12 +1,20 @@
-"""Compute the load over time: rate, requests in flight, rejections, and the load of each server."""
+"""Compute the load over time: rate, requests in flight, rejections, and the load of each server.
 
-from collections.abc import Sequence
+With `replay --metrics` also the use and the power of GPUs, and the use of KV caches.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import orjson
 
 from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.statistics.quantiles import Floats, finite
+from forebay.replay.results.folder import METRICS
+from forebay.replay.results.server_metrics import GAUGES, ServerGauges, keep_sample
+from forebay.traces.ground.errors import InputError
 
 BINS = 100  # parts of the time
 PER_BIN = 8  # fewest requests for each of them, or a rate would be noise
@@ -56,7 +64,44 @@ def _rows(side: RunFigures, edges: Floats) -> list[LoadRow]:
         if left_out and len(rows) == 3:
             label += f" (the {len(busiest)} busiest of {len(side.backends)} servers)"
         rows.append(LoadRow(SERVER, label, _at_once((sent + waited)[mine], ends[mine], edges)))
-    return rows
+    return [*rows, *_gauge_rows(side.run.path, edges)]
+
+
+def _gauge_rows(folder: Path, edges: Floats) -> Iterator[LoadRow]:
+    gauges = read_gauges(folder)
+    for name, gauge in GAUGES.items():
+        if (means := gauges.means(name, edges)) is not None:
+            unit, scale = ("%", 100.0) if gauge.unit == "share" else ("kW", 1e-3)
+            yield LoadRow(name, f"{gauge.label}, {unit}", means * scale)
+
+
+def read_gauges(folder: Path) -> ServerGauges:
+    """Read the samples of a run, none without `--metrics` (InputError: a damaged file)."""
+    gauges, file = ServerGauges(), folder / METRICS
+    if not file.is_file():
+        return gauges
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = [series for gauge in GAUGES.values() for series in gauge.series]
+    try:
+        table = pq.read_table(file, filters=[("name", "in", wanted)])
+        of_series, numbers = (
+            [table.column(name).to_pylist() for name in names]
+            for names in (("source", "name", "labels"), ("s", "value"))
+        )
+    except (pa.ArrowException, OSError, KeyError) as error:
+        line = str(error).partition("\n")[0]
+        raise InputError(f"{file}: damaged parquet ({line}); repeat the run") from error
+    series = list(zip(*of_series, strict=True))
+    samples = {
+        (source, name, labels): gauges.samples(source, name, orjson.loads(labels))
+        for source, name, labels in set(series)
+    }
+    for each, at_s, value in zip(series, *numbers, strict=True):
+        if (to := samples[each]) is not None:
+            keep_sample(to, at_s, value)
+    return gauges
 
 
 def _rate(moments: Floats, edges: Floats) -> Floats:

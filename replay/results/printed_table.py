@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from forebay.replay.results.server_metrics import gauge_text
 from forebay.replay.results.summary import firm, highest_firm
 
 if TYPE_CHECKING:
@@ -53,10 +54,17 @@ def summary_table(summary: dict[str, Any]) -> "RenderableType":
         f"schedule lag p50 {_ms(firm(lag, 'p50'))} p99 {_ms(firm(lag, 'p99'))} "
         f"max {_ms(lag['max'])}",
         f"rejected {_counts(summary['rejected'])}   failed {_counts(summary['failed'])}",
+        *([servers] if (servers := _servers(summary)) else []),
         f"verdict: {summary['verdict']} ({summary['verdict_reason']}){since}",
         *unanswered_lines(summary),
     ]
     return Group(table, *map(Text, lines), _quantities(summary, buckets))
+
+
+def _servers(summary: dict[str, Any]) -> str:
+    """Return the load of the servers and the energy of an answer, "" if no page was sampled."""
+    text, joules = gauge_text(summary), summary.get("energy_j_per_request")
+    return text if joules is None else f"{text}   energy {joules:,.0f} J a request"
 
 
 def _quantities(summary: dict[str, Any], buckets: list[str]) -> "Table":

@@ -2,14 +2,15 @@
 
 Any page in the text format of Prometheus can be sampled: of vLLM, of the proxy's admin port, of
 DCGM's exporter. Only the number of a line is read each time, because the loop that reads
-pages of a thousand lines also sends the requests.
+pages of a thousand lines also sends the requests. `ServerGauges` are the few figures that people
+look at: use and power of GPUs, use of KV caches.
 """
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,6 +26,12 @@ MAX_PAGE_BYTES = 32 << 20
 LEAST_GAP_WALL_S = 0.25
 GROUP_ROWS = 4_000  # writing them takes about a millisecond
 LONGEST_UNWRITTEN_S = 10.0  # of the run, what a killed run may lack
+
+KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the latter to vLLM 0.9
+UNKNOWN = 1e9  # DCGM writes larger numbers where it knows no value
+LONGEST_GAP = 10.0, 0.1
+"""Seconds without a sample, or a part of the time if that is longer, beyond which a mean of the
+time is unknown."""
 
 _Problem = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
@@ -46,6 +53,115 @@ def metrics_urls(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(urls))
 
 
+class _Gauge(NamedTuple):
+    """A figure of all servers: its name, its series and their factor, and its unit.
+
+    Watts of several devices are added up. Of shares, the mean counts.
+    """
+
+    label: str
+    series: tuple[str, ...]
+    factor: float
+    unit: Literal["share", "w"]
+
+
+GAUGES = {
+    "gpu_use": _Gauge("GPU use", ("DCGM_FI_DEV_GPU_UTIL",), 0.01, "share"),
+    "power_w": _Gauge("GPU power", ("DCGM_FI_DEV_POWER_USAGE",), 1.0, "w"),
+    "kv_use": _Gauge("KV cache use", KV_USE, 1.0, "share"),
+}
+ENERGIES = {
+    "energy_j_per_request": "energy of a request",
+    "energy_j_per_million_tokens": "energy of a million tokens",
+}
+_GAUGE_OF = {series: name for name, gauge in GAUGES.items() for series in gauge.series}
+
+
+class ServerGauges:
+    """The samples of `GAUGES`. A GPU that several lines name by its UUID counts once."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, dict[str, array[float]]] = {name: {} for name in GAUGES}
+
+    def samples(self, source: str, series: str, labels: Mapping[str, str]) -> "array[float] | None":
+        """Return an array for the times and values of a series in turn, None if it is no gauge."""
+        name = _GAUGE_OF.get(series)
+        if name is None:
+            return None
+        device = labels.get("UUID") or f"{source} {sorted(labels.items())}"
+        return self._devices[name].setdefault(device, array("d"))
+
+    def latest(self, since_s: float) -> dict[str, float]:
+        """Return the gauges that every device has reported since `since_s`."""
+        found = {}
+        for name, devices in self._devices.items():
+            values = [each[-1] for each in devices.values() if each and each[-2] >= since_s]
+            if values and len(values) == len(devices):
+                found[name] = _together(name, values)
+        return found
+
+    def means(self, name: str, edges: Any) -> Any:
+        """Return the mean of a gauge between each two of the ascending times `edges`.
+
+        A gauge changes evenly between two samples. None if the pages lack it, or if a device has
+        none for longer than `LONGEST_GAP`.
+        """
+        import numpy
+
+        first_s, last_s = edges[0], edges[-1]
+        longest_s = max(LONGEST_GAP[0], LONGEST_GAP[1] * (last_s - first_s))
+        means = []
+        for samples in self._devices[name].values():
+            times, values = numpy.array(samples).reshape(-1, 2).T
+            gaps = numpy.diff([first_s, *times.clip(first_s, last_s), last_s])
+            if not len(times) or gaps.max() > longest_s:
+                return None
+            grid = numpy.union1d(times, edges)
+            at_grid = numpy.interp(grid, times, values)
+            areas = numpy.diff(grid) * (at_grid[1:] + at_grid[:-1]) / 2
+            sums = numpy.interp(edges, grid, numpy.concatenate(([0.0], numpy.cumsum(areas))))
+            means.append(numpy.diff(sums) / numpy.diff(edges))
+        return _together(name, means) if means else None
+
+
+def keep_sample(samples: "array[float]", at_s: float, value: float) -> None:
+    """Append a sample to what `ServerGauges.samples` returned, unless it is no value."""
+    if 0.0 <= value < UNKNOWN:
+        samples.extend((at_s, value))
+
+
+def _together(name: str, of_devices: Sequence[Any]) -> Any:
+    gauge = GAUGES[name]
+    return sum(of_devices) * gauge.factor / (1 if gauge.unit == "w" else len(of_devices))
+
+
+def gauge_text(values: Mapping[str, float | None]) -> str:
+    """Format the known gauges among `values`, "" if there are none."""
+    known = [(gauge, values.get(name)) for name, gauge in GAUGES.items()]
+    return "   ".join(
+        f"{gauge.label} {f'{value:.0%}' if gauge.unit == 'share' else f'{value:,.0f} W'}"
+        for gauge, value in known
+        if value is not None
+    )
+
+
+def server_figures(gauges: ServerGauges, summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the mean of each gauge until the last answer, and the energy of the answers.
+
+    Joules for an answered request, and for a million of its prompt and output tokens.
+    """
+    seconds = summary["duration_s"]
+    figures: dict[str, float | None] = {}
+    for name in GAUGES:
+        means = gauges.means(name, [0.0, seconds]) if seconds else None
+        figures[name] = None if means is None else float(means[0])
+    power_w = figures["power_w"]
+    per_s = (summary["requests_per_s"], (summary["total_tokens_per_s"] or 0.0) / 1e6)
+    for key, rate in zip(ENERGIES, per_s, strict=True):
+        figures[key] = power_w / rate if power_w is not None and rate else None
+    return figures
+
+
 class MetricsTable:
     """Writes a row for each sample of each series to the files `path` and `rows` of an `ArrowFile`.
 
@@ -57,6 +173,8 @@ class MetricsTable:
         import pyarrow
 
         self._arrow: Any = pyarrow
+        self.gauges = ServerGauges()
+        self._gauge_of: dict[int, array[float]] = {}
         self._series: dict[tuple[str, str], int] = {}
         self._texts: tuple[list[str], list[str], list[str]] = ([], [], [])
         self._times_s, self._ids, self._values = array("d"), array("i"), array("d")
@@ -92,6 +210,8 @@ class MetricsTable:
             self._times_s.append(at_s)
             self._ids.append(at)
             self._values.append(number)
+            if (samples := self._gauge_of.get(at)) is not None:
+                keep_sample(samples, at_s, number)
         if len(self._ids) >= GROUP_ROWS or at_s - self._times_s[0] >= LONGEST_UNWRITTEN_S:
             self._write()
 
@@ -128,6 +248,8 @@ class MetricsTable:
         text = orjson.dumps(labels, option=orjson.OPT_SORT_KEYS).decode()
         for column, value in zip(self._texts, (source, name, text), strict=True):
             column.append(value)
+        if (samples := self.gauges.samples(source, name, labels)) is not None:
+            self._gauge_of[len(self._series)] = samples
         return self._series.setdefault((source, series), len(self._series))
 
     def _write(self) -> None:

@@ -29,6 +29,7 @@ from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
 from forebay.replay.plan.slo import Slo
+from forebay.replay.results.server_metrics import MetricsTable
 from forebay.traces.ground.command_line.command import run_command
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -443,6 +444,37 @@ class TestPlots:
             highs = re.findall(r'class="tick" text-anchor="end">([\d.]+)<', drawn)
             assert [high for high in highs if high != "0"][:4] == ["8", "20", "5", "10"]
             ElementTree.fromstring(drawn)
+
+    def test_power_and_use_stand_below_the_load(self, tmp_path: Path) -> None:
+        """The samples of --metrics were in the folder of the run, and no page showed them."""
+        rows = [answered(i, "chat", i / 2, 0.5) for i in range(200)]
+        figures = {"power_w": 1_400.0, "energy_j_per_request": 704.0}
+        run = write_run(tmp_path / "a", rows, figures)
+        table = MetricsTable(run / "metrics.parquet", run / "metrics.arrow")
+        for second in range(101):
+            busy = 0.5 if second < 50 else 1.0
+            page = f"vllm:kv_cache_usage_perc {busy / 2}\n" + "".join(
+                f'DCGM_FI_DEV_{name}{{UUID="{gpu}"}} {value}\n'
+                for gpu in "ab"
+                for name, value in (("GPU_UTIL", 100 * busy), ("POWER_USAGE", 700 * busy))
+            )
+            table.add(float(second), "http://a/metrics", page)
+        table.close()
+        without = write_run(tmp_path / "b", rows, {"power_w": None, "energy_j_per_request": 352.0})
+        runs = load_runs([run, without])
+        (_, drawn), (_, plain) = load_plots(run_figures(runs))
+        assert re.findall(r"(GPU use|GPU power|KV cache use), (%|kW) at most ([\d.]+)", drawn) == [
+            ("GPU use", "%", "100"), ("GPU power", "kW", "1.4"), ("KV cache use", "%", "50"),
+        ]  # fmt: skip
+        assert "GPU" not in plain
+        lines = {line.key: line.texts for line in compare_all(runs)[0].lines}
+        assert lines["power_w"] == ["1.40 kW", "–"]
+        assert lines["energy_j_per_request"] == ["704 J", "352 J"]
+        assert "gpu_use" not in lines
+        # A damaged file is an error that names it.
+        (run / "metrics.parquet").write_bytes(b"PAR1")
+        with pytest.raises(InputError, match=r"metrics\.parquet: damaged parquet"):
+            build_report(runs)
 
     def test_axis_is_labelled_as_hdr_does(self, pair: tuple[Path, Path]) -> None:
         root = ElementTree.fromstring(percentile_plot(run_figures(load_runs(pair)), "chat", 10))

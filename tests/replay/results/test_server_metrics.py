@@ -1,6 +1,7 @@
 """The servers' /metrics in the run folder, on the time axis of the requests."""
 
 import asyncio
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,15 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from aiohttp import web
+from rich.console import Console
 from stages.replay_server import Server, answer, rows, run_one, serve
 
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.results.server_metrics import MetricsTable, metrics_urls
+from forebay.replay.results.printed_table import summary_table
+from forebay.replay.results.server_metrics import ENERGIES, GAUGES, MetricsTable, metrics_urls
 from forebay.replay.runner import replay
 from forebay.traces.ground.errors import InputError
 
@@ -27,10 +30,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 class Pages:
-    """A server whose page counts its readers; `broken` pages answer 500."""
+    """A server whose page counts its readers; `broken` pages answer 500. `more` is added."""
 
-    def __init__(self, broken: tuple[int, ...] = ()) -> None:
+    def __init__(self, broken: tuple[int, ...] = (), more: str = "") -> None:
         self.broken = broken
+        self.more = more
         self.asked_s: list[float] = []
         self.headers: list[str | None] = []
 
@@ -39,13 +43,14 @@ class Pages:
         self.headers.append(request.headers.get("authorization"))
         number = len(self.asked_s)
         text = f'# TYPE reads counter\nreads_total{{who="a b",at="x"}} {number}\nsize NaN\n'
+        text += self.more
         return web.Response(status=500 if number in self.broken else 200, text=text)
 
 
-def a_run(out: Path, pages: Pages, seconds: int = 3, **options: Any) -> None:
+def a_run(out: Path, pages: Pages, seconds: int = 3, **options: Any) -> dict[str, Any]:
     """A replay of some virtual seconds against a target, beside which `pages` are sampled."""
 
-    async def main() -> None:
+    async def main() -> dict[str, Any]:
         app = web.Application()
         app.router.add_get("/metrics", pages.page)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -57,11 +62,11 @@ def a_run(out: Path, pages: Pages, seconds: int = 3, **options: Any) -> None:
                 trace = rows(seconds + 1, gap_s=1.0)
                 urls = metrics_urls([f"http://{host}:{port}"])
                 asked = ReplayOptions(trace, [server.url], out, quiet=True, metrics=urls, **options)
-                await replay(asked)
+                return (await replay(asked)).values
         finally:
             await runner.cleanup()
 
-    run(main())
+    return run(main())
 
 
 def test_pages_are_sampled_each_second_of_the_run_and_once_more_at_its_end(tmp_path: Path) -> None:
@@ -99,12 +104,55 @@ def test_a_page_that_cannot_be_read_at_first_stops_the_run_before_it_sends(tmp_p
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+def test_a_run_knows_the_energy_of_its_answers(tmp_path: Path) -> None:
+    """The samples were only in metrics.parquet, and nothing read them."""
+    page = "".join(
+        f'{series}{{gpu="{gpu}",UUID="{uuid}",pod="{pod}"}} {value}\n'
+        for gpu, (uuid, pod) in enumerate((("a", "x"), ("a", "y"), ("b", "x")))
+        for series, value in (("DCGM_FI_DEV_POWER_USAGE", 500), ("DCGM_FI_DEV_GPU_UTIL", 80))
+    )
+    found = a_run(tmp_path / "run", Pages(broken=(3,), more=page), 20)
+    assert found["power_w"] == pytest.approx(1_000)  # a GPU with two pods counts once
+    assert found["gpu_use"] == pytest.approx(0.8)
+    assert found["kv_use"] is None
+    energy_j = 1_000 * found["duration_s"]
+    assert found["energy_j_per_request"] == pytest.approx(energy_j / 21)
+    tokens = found["total_tokens_per_s"] * found["duration_s"]
+    assert found["energy_j_per_million_tokens"] == pytest.approx(energy_j / tokens * 1e6)
+    text = io.StringIO()
+    Console(file=text, width=120).print(summary_table(found))
+    energy = f"{found['energy_j_per_request']:,.0f} J a request"
+    assert f"GPU use 80%   GPU power 1,000 W   energy {energy}" in text.getvalue()
+    # Without samples nothing is known, and nothing is 0.
+    without, _ = run_one(tmp_path / "without", rows(2))
+    assert {without.values[name] for name in (*GAUGES, *ENERGIES)} == {None}
+
+
+def test_means_of_gauges_are_areas_between_their_samples(tmp_path: Path) -> None:
+    table = MetricsTable(tmp_path / "m.parquet", tmp_path / "m.arrow")
+    for at_s, watts in ((0.5, 100.0), (10.0, 100.0), (11.0, 300.0), (14.0, 300.0)):
+        page = f"DCGM_FI_DEV_POWER_USAGE {watts}\nDCGM_FI_DEV_GPU_UTIL 9223372036854775794\n"
+        table.add(at_s, URL, f"{page}vllm:kv_cache_usage_perc NaN\n")
+    means = table.gauges.means("power_w", [0.0, 10.0, 12.0, 14.0])
+    assert means.tolist() == pytest.approx([100.0, 250.0, 300.0])
+    assert table.gauges.means("kv_use", [0.0, 14.0]) is None
+    assert table.gauges.means("gpu_use", [0.0, 14.0]) is None
+    # A device without samples for a long time makes the mean unknown.
+    assert table.gauges.means("power_w", [0.0, 23.0]).tolist() == pytest.approx([4_800 / 23])
+    assert table.gauges.means("power_w", [0.0, 25.0]) is None
+    assert table.gauges.latest(14.0) == {"power_w": 300.0}
+    assert table.gauges.latest(14.5) == {}
+    table.abandon()
+
+
 async def test_the_simulated_engines_page_says_what_the_requests_say(tmp_path: Path) -> None:
     out = tmp_path / "run"
 
     async with start_engine(EngineConfig("phi-3-mini", "h200-nvl")) as engine:
         urls = metrics_urls([engine.url])
-        await replay(ReplayOptions(rows(9), [engine.url], out, quiet=True, metrics=urls))
+        options = ReplayOptions(rows(9), [engine.url], out, quiet=True, metrics=urls)
+        summary = (await replay(options)).values
+    assert summary["kv_use"] == 0.0  # it is read before and after these few requests
     table = [row for row in read(out / "metrics.parquet") if row["name"].startswith("vllm:")]
     last_s = max(row["s"] for row in table)
     last = {row["name"]: row["value"] for row in table if row["s"] == last_s}
