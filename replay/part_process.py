@@ -18,7 +18,8 @@ import orjson
 
 from forebay.replay.clock.clock import Clock
 from forebay.replay.parts.divide import Part, PartJob
-from forebay.replay.results.recorder import LIVE_COUNTS, Live
+from forebay.replay.plan.plan import ReplayPlan
+from forebay.replay.results.recorder import LIVE_COUNTS, LIVE_REASONS, Live
 from forebay.replay.runner import replay
 from forebay.replay.send.drain import Stop, run_on_fast_loop
 from forebay.traces.ground.errors import InputError
@@ -53,9 +54,9 @@ async def _replay_part(job: PartJob, stop: Stop) -> str:
         listening.append(asyncio.create_task(_listen(orders, stop)))
         await clock.sleep(-clock.now())
 
-    async def report(live: Live, _total: int, _clock: Clock) -> None:
+    async def report(live: Live, _plan: ReplayPlan, _clock: Clock) -> None:
         while job.reports:
-            counts = {name: getattr(live, name) for name in LIVE_COUNTS}
+            counts = {name: getattr(live, name) for name in (*LIVE_COUNTS, *LIVE_REASONS)}
             _say(live={**counts, "ttft": live.ttft.encode().decode("ascii")})
             await asyncio.sleep(REPORT_EVERY_S)
 

@@ -236,6 +236,7 @@ class SearchArguments(TrafficOptions):
         from forebay.analysis.search.trial import HttpTrials
         from forebay.replay.plan.options import ReplayOptions
         from forebay.replay.plan.schedule import parse_arrivals
+        from forebay.replay.results.progress import has_screen
         from forebay.traces.ground.buckets import parse_buckets
 
         assert self.out is not None
@@ -246,7 +247,7 @@ class SearchArguments(TrafficOptions):
             "buckets": parse_buckets(self.buckets),
             "slos": slos,
             "force": False,
-            "quiet": True,
+            "quiet": not has_screen(),
         }
         options = ReplayOptions(**same_named(self, ReplayOptions) | values)
         return HttpTrials(options, self.out, slos)

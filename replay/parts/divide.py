@@ -55,7 +55,7 @@ class Part:
 
     job: PartJob
     start: Callable[[Clock], Awaitable[None]]
-    report: Callable[[Live, int, Clock], Coroutine[Any, Any, None]]
+    report: Callable[[Live, ReplayPlan, Clock], Coroutine[Any, Any, None]]
 
     def narrow(self, plan: ReplayPlan) -> ReplayPlan:
         """Return this process's part of the whole. Its source then reads only its rows."""

@@ -9,6 +9,7 @@ answers.
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.results.folder import RunFolder
 from forebay.replay.results.merge import Measured, merge_parts
 from forebay.replay.results.progress import Progress
-from forebay.replay.results.recorder import LIVE_COUNTS, Live, interval_s
+from forebay.replay.results.recorder import LIVE_COUNTS, LIVE_REASONS, Live, interval_s
 from forebay.replay.results.summary import RunTotals
 from forebay.replay.send.drain import Stop
 from forebay.traces.ground.errors import InputError
@@ -76,7 +77,7 @@ async def replay_in_processes(
             for child in running:
                 child.part.order(child.part.start_at(started_s))
             if progress is not None:
-                shown = asyncio.create_task(progress(live.total, plan.count, clock))
+                shown = asyncio.create_task(progress(live.total, plan, clock))
             ended = await _until_ended(running, stop)
         finally:
             if shown is not None:
@@ -132,6 +133,11 @@ class _LiveSum:
         self._latest[number] = figures
         for name in LIVE_COUNTS:
             setattr(self.total, name, sum(latest.get(name, 0) for latest in self._latest))
+        for name in LIVE_REASONS:
+            of_all = Counter[str]()
+            for latest in self._latest:
+                of_all.update(latest.get(name, {}))
+            setattr(self.total, name, of_all)
         self.total.ttft = HdrHistogram(1, HIGHEST_US, 2)
         for latest in self._latest:
             if latest:

@@ -75,7 +75,7 @@ class Sender:
         """
         plan, part, clock = self._plan, self._part, self._clock
         options, report = plan.options, None if part is None else part.report
-        progress = watching(options, report, self._sampler, folder)
+        progress = watching(options, report, self._sampler, folder, self._client.spare)
         try:
             if part is None and (options.processes > 1 or options.ray is not None):
                 measured = await replay_in_processes(plan, clock, folder, totals, progress, stop)
@@ -123,7 +123,7 @@ class Sender:
                     await self._part.start(clock)
                 background.append(tasks.create_task(flush_every_interval(recorder, clock, spare)))
                 if progress is not None:
-                    shown = progress(recorder.live, plan.count, clock)
+                    shown = progress(recorder.live, plan, clock)
                     background.append(tasks.create_task(shown))
                 # Send everything, and wait for the last answers.
                 ended = await self._send_all(dispatch, sessions, stop)

@@ -118,7 +118,7 @@ class ReplayOptions:
     ] = 900.0
     api_key: ApiKey = None
     force: Force = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress line")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""

@@ -7,6 +7,7 @@ recorded together, several times a second: singly, they would take several times
 import asyncio
 import gc
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,6 +20,7 @@ from forebay.replay.clock.clock import Clock
 from forebay.replay.clock.spare_time import SpareTime
 from forebay.replay.results.folder import TableWriter
 from forebay.replay.results.row import TIMES_OF_ROW, Row, never_sent_row, row_of
+from forebay.replay.results.server_metrics import ServerGauges
 from forebay.replay.results.summary import METRICS, RunTotals
 from forebay.replay.send.http.exchange import ClientExchange
 from forebay.replay.send.http.measure import Latency, measure
@@ -28,7 +30,8 @@ from forebay.traces.ground.schema import TraceRequest
 
 LEAST_FLUSH_WALL_S = 0.25
 LOGGED = ("sched_lag", "reject", *METRICS.values())
-LIVE_COUNTS = ("sent", "done", "rejected", "failed", "unread")
+LIVE_COUNTS = ("sent", "done", "unread", "output_tokens")
+LIVE_REASONS = ("rejected", "failed")
 LOGGED_TOGETHER = 64  # the garbage collector searches all unrecorded requests
 RECORDED_TOGETHER = 4  # a step takes a fifth of a millisecond, the most that it delays an arrival
 BEYOND = "other"  # bucket of a request that is longer than every bucket
@@ -36,21 +39,29 @@ BEYOND = "other"  # bucket of a request that is longer than every bucket
 
 @dataclass(slots=True)
 class Live:
-    """The figures of the progress line.
+    """The figures that are shown while the run lasts.
 
     The TTFT histogram has 2 significant digits, which makes its percentiles six times as fast.
+
+    Attributes:
+        unread: requests that have ended and are not recorded yet.
+        output_tokens: of the requests that are done.
+        rejected, failed: numbers of requests by reason.
+        gauges: the samples of `--metrics`, if there are any.
     """
 
     sent: int = 0
     done: int = 0
-    rejected: int = 0
-    failed: int = 0
-    unread: int = 0  # ended, and not recorded yet
+    unread: int = 0
+    output_tokens: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
     ttft: Any = field(default_factory=lambda: HdrHistogram(1, HIGHEST_US, 2))
+    gauges: ServerGauges | None = None
 
     @property
     def in_flight(self) -> int:
-        return self.sent - self.done - self.rejected - self.failed - self.unread
+        return self.sent - self.done - self.rejected.total() - self.failed.total() - self.unread
 
 
 class Recorder:
@@ -171,10 +182,10 @@ class Recorder:
         live.unread -= 1
         if row.outcome == "ok":
             live.done += 1
-        elif row.outcome == "rejected":
-            live.rejected += 1
+            live.output_tokens += row.output_tokens or 0
         else:
-            live.failed += 1
+            lost = live.rejected if row.outcome == "rejected" else live.failed
+            lost[row.reason or "unknown"] += 1
         return row, latency
 
     def _log_ended(self, tags: Mapping[str, str], ended: Sequence[tuple[Row, Latency]]) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
@@ -22,9 +22,6 @@ from stages.replay_server import Server, serve
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
-from forebay.replay.clock.clock import Clock
-from forebay.replay.results.progress import PRINTED_EVERY_S, describe, print_progress
-from forebay.replay.results.recorder import Live
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
 
@@ -193,25 +190,3 @@ def test_ctrl_c(tmp_path: Path) -> None:
     assert summary["requests"] == 2000
     assert summary["completed"] >= 3
     assert summary["completed"] + summary["failed"]["never_sent"] == 2000
-
-
-def test_the_progress_line() -> None:
-    assert "rejected" not in describe(Live(sent=12, done=7), 40, 3.25)
-    live = Live(sent=12, done=7, rejected=2, failed=1)
-    assert "in flight 2" in describe(live, 40, 3.25)
-    assert "TTFT" not in describe(live, 40, 3.25)  # nothing measured is not 0 ms
-    live.ttft.record_value(250_000)
-    line = describe(live, 40, 3.25)
-    assert "sent 12/40" in line
-    assert "TTFT p50 25" in line
-
-
-async def test_progress_without_a_terminal_is_a_line_from_time_to_time(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    live = Live(sent=3)
-    with suppress(TimeoutError):
-        await asyncio.wait_for(print_progress(live, 9, Clock(2.0)), 2.5 * PRINTED_EVERY_S)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.strip().split("  ")[0] for line in lines] == ["20.0 s", "40.0 s"]
-    assert all("sent 3/9" in line for line in lines)

@@ -150,6 +150,18 @@ def test_a_search_on_a_url_takes_smaller_parts_than_a_simulation() -> None:
     assert part_rows("http://127.0.0.1:1") < 500 <= part_rows("sim:llama-3-8b@h200")
 
 
+@pytest.mark.parametrize("screen", [True, False])
+def test_each_part_of_a_search_has_a_screen_on_a_terminal(
+    screen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of many minutes showed nothing. In a log it still has no lines of its own."""
+    monkeypatch.setattr("forebay.replay.results.progress.has_screen", lambda: screen)
+    given = SearchArguments(trace=Path("-"), target=["http://127.0.0.1:1"], out=Path("found"))
+    maker = given.http_trials(())
+    assert isinstance(maker, HttpTrials)
+    assert maker.options.quiet is not screen
+
+
 def test_the_closed_form_of_the_known_queue() -> None:
     # From the tables of L. Takacs's formula for M/D/1: P(W = 0) = 1 - rho, and the mean wait.
     assert within(0.5, 1.0, 0.0) == pytest.approx(0.5)

@@ -15,6 +15,7 @@ from forebay.replay.clock.virtual_loop import run
 from forebay.replay.parts import run_parts
 from forebay.replay.parts.divide import Part, PartJob, divide
 from forebay.replay.plan.options import ReplayOptions
+from forebay.replay.plan.plan import ReplayPlan
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.target import Served
 from forebay.replay.results.folder import RunFolder
@@ -49,7 +50,7 @@ def part_run(out: Path, trace: list[TraceRequest], number: int, **more: Any) -> 
     async def start(clock: Clock) -> None:
         clock.restart()
 
-    async def report(_live: Live, _total: int, _clock: Clock) -> None: ...
+    async def report(_live: Live, _plan: ReplayPlan, _clock: Clock) -> None: ...
 
     async def main() -> None:
         async with serve() as up:
@@ -61,6 +62,21 @@ def part_run(out: Path, trace: list[TraceRequest], number: int, **more: Any) -> 
 
 
 SERVED = Served("tiny", 131_072)
+
+
+def test_the_live_figures_of_processes_are_added_up() -> None:
+    live, encoded = run_parts._LiveSum(2), Live()
+    for time_us in (10_000, 30_000):
+        encoded.ttft.record_value(time_us)
+    counts: dict[str, Any] = {"sent": 9, "done": 4, "unread": 1, "output_tokens": 80, "failed": {}}
+    counts["ttft"] = encoded.ttft.encode().decode("ascii")
+    live.update(0, counts | {"sent": 3, "rejected": {"queue_full": 7}})
+    live.update(0, counts | {"rejected": {"queue_full": 1}})
+    live.update(1, counts | {"rejected": {"queue_full": 1, "kv_full": 2}})
+    total = live.total
+    assert (total.sent, total.done, total.output_tokens, total.in_flight) == (18, 8, 160, 4)
+    assert total.rejected == {"queue_full": 2, "kv_full": 2}
+    assert total.ttft.total_count == 4
 
 
 @pytest.mark.parametrize("linked", [True, False])

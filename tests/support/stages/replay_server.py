@@ -143,7 +143,7 @@ def run_one(
         async with serve(server) as up:
             for when in stop_at_s:
                 loop.call_later(when, stop.request)
-            plan = ReplayOptions(trace, [up.url], out, quiet=True, **options)
+            plan = ReplayOptions(trace, [up.url], out, **{"quiet": True, **options})
             return await replay(plan, stop), up
 
     return run(main())
