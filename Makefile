@@ -115,7 +115,7 @@ INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-deps
 	@touch $@
 
 # The version of each package, and the SHA-256 of each of its archives: pip takes no other.
-# requirements.lock is for the image and `make demo`, the larger one adds ray, the last is for work on the source.
+# requirements.lock is for the image and `make demo`, the larger one has every extra but vllm, the last is for work on the source.
 LOCK := uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 LOCKED := $(addprefix --extra ,brotli jwt kv-events lab otel redis)
 locks: ## lock anew what pyproject.toml names, by uv; newer versions: make locks LOCK_FLAGS=--upgrade

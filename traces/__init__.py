@@ -1,8 +1,7 @@
 """Requests as records: read, edit, make and write traces. This package imports no other of Forebay.
 
 On top are the modules that its rooms share: `errors` and `schema` (public paths into `ground`),
-`rows` (a row of another tool's table), `text` (prompts from block ids), `tokens` (counters),
-`tokenizer_file` (a model's own vocabulary).
+`rows` (a row of another tool's table), `text` (prompts from block ids), `tokens` (counters).
 
 The rooms, each of which may import those above it in this list:
 

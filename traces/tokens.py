@@ -2,7 +2,7 @@
 
 This module never uses the network. tiktoken would download a missing vocabulary, so the file is
 found and checked first: in the places that tiktoken reads, and in an installed litellm, which
-contains cl100k and o200k.
+contains cl100k and o200k. A model's own tokenizer.json is read by the library that wrote it.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from unicodedata import normalize
 
-from forebay.traces.tokenizer_file import FILE, read_tokenizer
+from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
     import tiktoken
 
+FILE = "tokenizer.json"
 BYTES_PER_TOKEN = 4
 DEFAULT_ENCODING = "o200k_base"
 
@@ -77,20 +77,58 @@ class VocabularyCount:
 
     exact = True
 
-    def __init__(self, encoding: "tiktoken.Encoding", nfc: bool = False) -> None:
+    def __init__(self, encoding: "tiktoken.Encoding") -> None:
         self.name = encoding.name
-        self._encoding, self._nfc = encoding, nfc
+        self._encoding = encoding
 
     def count(self, text: str) -> int:
-        return len(self._tokens(text))
+        return len(self._encoding.encode_ordinary(text))
 
     def head(self, text: str, tokens: int) -> str:
-        ids = self._tokens(text)[: max(tokens, 0)]
+        ids = self._encoding.encode_ordinary(text)[: max(tokens, 0)]
         # A token may end inside a character: leave out the incomplete character.
         return self._encoding.decode(ids, errors="ignore")
 
-    def _tokens(self, text: str) -> list[int]:
-        return self._encoding.encode_ordinary(normalize("NFC", text) if self._nfc else text)
+
+class TokenizerFile:
+    """Counts with a model's own tokenizer.json, as its server does.
+
+    A special token in a text is one token. Those that a server adds to a prompt do not count.
+    """
+
+    exact = True
+
+    def __init__(self, path: Path) -> None:
+        """Read `path`, or the file of that name in a folder. Raises InputError."""
+        from tokenizers import Tokenizer
+
+        self.name = str(path)
+        try:
+            body = (path / FILE if path.is_dir() else path).read_bytes()
+            self._tokenizer = Tokenizer.from_buffer(body)
+        except OSError as error:
+            raise InputError(f"--tokens {path}: {error.strerror or error}") from error
+        except ValueError as error:  # the library's words, which name what it does not know
+            raise InputError(f"--tokens {path}: not a tokenizer.json: {error}") from error
+        # A file may ask to cut or fill texts.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def count(self, text: str) -> int:
+        return len(self._places(text))
+
+    def head(self, text: str, tokens: int) -> str:
+        places = self._places(text)
+        if not 0 < tokens < len(places):
+            return text if tokens > 0 else ""
+        # The tokens of a character all have its place. Spaces belong to no place in some files.
+        return text[: min(places[tokens - 1][1], places[tokens][0])]
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token begins and ends in the text, in characters."""
+        places: list[tuple[int, int]]
+        places = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return places
 
 
 def counter(model_or_encoding: str = DEFAULT_ENCODING) -> TokenCounter:
@@ -100,13 +138,14 @@ def counter(model_or_encoding: str = DEFAULT_ENCODING) -> TokenCounter:
     and its name has the reason.
 
     Raises:
-        InputError: the tokenizer.json is not a byte-level BPE.
+        InputError: the tokenizer.json cannot be read.
+        ModuleNotFoundError: the extra that reads a tokenizer.json is not installed.
     """
     if model_or_encoding == "estimate":
         return ByteEstimate()
     path = Path(model_or_encoding)
     if path.suffix == ".json" or (path / FILE).is_file():
-        return VocabularyCount(*read_tokenizer(path))
+        return TokenizerFile(path)
     encoding = _encoding_name(model_or_encoding)
     if encoding is None:
         return ByteEstimate(f"no vocabulary for {model_or_encoding!r} here")

@@ -13,7 +13,7 @@ from forebay.traces.ground.command_line.plain_words import plain_words
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.redaction import without_user_info
 
-EXTRAS = {"jinja2": "load", "pyarrow": "load", "scipy": "lab"}
+EXTRAS = {"jinja2": "load", "pyarrow": "load", "scipy": "lab", "tokenizers": "tokenizers"}
 """Packages that the proxy does not need, and the extra that installs each."""
 
 
