@@ -115,8 +115,16 @@ def element(name: str, content: str = "", **attributes: object) -> str:
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "middle") -> str:
-    """A label. Its text is escaped here."""
-    return element("text", escape(content), x=x, y=y, class_=kind, text_anchor=anchor)
+    """A label. Its text is escaped here.
+
+    A `key` may lie on curves, so it has a rim in the colour of the paper: the same letters below
+    it, as outlines. With `paint-order` some renderers draw the rim over the letters.
+    """
+    layers = ("halo", kind) if kind == "key" else (kind,)
+    return "".join(
+        element("text", escape(content), x=x, y=y, class_=layer, text_anchor=anchor)
+        for layer in layers
+    )
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:

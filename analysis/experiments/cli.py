@@ -8,7 +8,7 @@ from forebay.analysis.experiments.study import command
 from forebay.traces.ground.command_line.command import new_app
 
 HELP = """Studies of one server or a whole service. Each writes results.json,
-results.csv, results.md and plot.svg.
+results.csv, results.md and plot.svg (with the extra `png` also plot.png).
 
 The target is the URL of an OpenAI-compatible server, or `sim:MODEL@GPU` for
 simulated engines in virtual time.

@@ -11,13 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from forebay.analysis.charts.files import plot_files
 from forebay.analysis.statistics.units import FORMATS, NONE, durations, rates
 from forebay.replay.results.folder import make_folder
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.whole_file import whole_file
 
-FILES = ("results.json", "results.csv", "results.md", "plot.svg")
+PLOT = "plot.svg"
+FILES = ("results.json", "results.csv", "results.md", PLOT, "plot.png")
 RUNS = "runs"  # subfolder with the replayed runs of a target given by URL
 
 
@@ -134,15 +136,16 @@ def finish(result: Result, out: Path, as_json: bool) -> None:
 
     data = orjson.dumps(result.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     make_folder(out)
-    page = markdown(result).encode()
-    for name, content in zip(FILES, (data, _csv(result), page, result.plot.encode()), strict=True):
+    files = {"results.json": data, "results.csv": _csv(result)}
+    files |= {"results.md": markdown(result).encode(), **plot_files("plot", result.plot)}
+    for name, content in files.items():
         with whole_file(out / name) as file:
             file.write(content)
     if as_json:
         sys.stdout.write(data.decode())
     else:
         _print(result, out)
-    talk(f"wrote {out}: {', '.join(FILES)}")
+    talk(f"wrote {out}: {', '.join(files)}")
 
 
 def markdown(result: Result) -> str:
@@ -213,7 +216,7 @@ def _print(result: Result, out: Path) -> None:
     console.print(Text(result.sentence, style="bold"))
     for note in result.notes:
         console.print(Text(note, style="dim"))
-    console.print(Text(f"plot: {out / FILES[-1]}", style="dim"), soft_wrap=True)
+    console.print(Text(f"plot: {out / PLOT}", style="dim"), soft_wrap=True)
     for key in ("command", "seed"):
         if key in result.settings:
             console.print(Text(f"{key}: {result.settings[key]}", style="dim"), soft_wrap=True)

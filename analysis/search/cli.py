@@ -330,6 +330,7 @@ def search_command(
 def show(result: "SearchResult", folder: Path | None, origin: str, *, as_json: bool) -> None:
     from rich.console import Console
 
+    from forebay.analysis.charts.files import plot_files
     from forebay.analysis.search.result import curve_plot, curve_table
     from forebay.analysis.search.search import RESULT
     from forebay.traces.ground.whole_file import json_bytes, whole_file
@@ -337,8 +338,8 @@ def show(result: "SearchResult", folder: Path | None, origin: str, *, as_json: b
     data = json_bytes(result.as_json())
     # The folder gets the result even if a terminal shows it too.
     if folder is not None:
-        drawn = curve_plot(result, origin).encode()
-        for name, content in ((RESULT, data), ("curve.svg", drawn)):
+        drawn = plot_files("curve", curve_plot(result, origin))
+        for name, content in {RESULT: data, **drawn}.items():
             with whole_file(folder / name) as file:
                 file.write(content)
     if as_json:

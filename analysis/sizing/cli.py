@@ -3,7 +3,7 @@
 import shlex
 import sys
 
-from forebay.analysis.sizing.options import PLOT, RESULTS, SizeArguments
+from forebay.analysis.sizing.options import RESULTS, SizeArguments
 from forebay.replay.engine.flags import ModelFlags
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json, talk
@@ -49,6 +49,7 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
     # Read the question, and reject one whose simulations need more memory than there is.
     arguments.check()
     with workers(arguments.jobs, "forebay.analysis.sizing.guide") as run:
+        from forebay.analysis.charts.files import plot_files
         from forebay.analysis.charts.users_and_gpus import draw
         from forebay.analysis.sizing.guide import curves, size, validate
         from forebay.analysis.sizing.report import as_json, cost, print_answer, provenance
@@ -90,7 +91,7 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
         if drawn:
             engine = scenario.engine
             label = f"Users against GPUs, {engine.model_spec.name} on {engine.gpu_spec.name}"
-            files[PLOT] = draw(drawn, label).encode()
+            files |= plot_files("plot", draw(drawn, label))
         make_folder(arguments.out)
         for name, content in files.items():
             with whole_file(arguments.out / name) as file:

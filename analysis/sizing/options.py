@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.replay.sim.scenario import Scenario
 
 SEEDS = 3  # fewest seeds of an answer
-RESULTS, PLOT = "results.json", "plot.svg"
+RESULTS = "results.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class SizeArguments:
             return
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out}: is a file; give a folder")
-        for name in (RESULTS, PLOT):
+        for name in (RESULTS, "plot.svg", "plot.png"):
             if (self.out / name).exists() and not self.force:
                 raise InputError(
                     f"--out {self.out}: holds {name}; name another folder, or give --force"

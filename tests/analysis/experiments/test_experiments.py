@@ -27,6 +27,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
 from forebay.traces.ground.errors import InputError
 
+EMPTY_PLOT = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
 ADMIT_TOKEN_S = 0.5e-6
 """Seconds outside the engine's steps for each token of a text: the engine takes it in. The products
 of this model hold the API server's time."""
@@ -222,7 +223,7 @@ def test_a_table_fits_80_columns_and_splits_no_word(
          "ttft_p50_s": 9.869, "ttft_p99_s": 113.25, "rejected_share": 0.136, "late_share": 1.0}
         for way in ("round robin", "proxy, no limits", "proxy")
     ]  # fmt: skip
-    finish(Result("flood", PHI, "So it is.", Flood.COLUMNS, rows, {}, "<svg/>"), tmp_path, False)
+    finish(Result("flood", PHI, "So it is.", Flood.COLUMNS, rows, {}, EMPTY_PLOT), tmp_path, False)
     table = capsys.readouterr().out.partition("So it is.")[0]
     assert max(map(len, table.splitlines())) <= 80
     for word in ("load", "proxy", "goodput", "TTFT", "p99", "rejected", "late", "113.250 s"):
@@ -258,7 +259,7 @@ class Weigh(Study):
         return f"{len(rows)} weighed."
 
     def plot(self, rows: Sequence[Row]) -> str:
-        return "<svg/>"
+        return EMPTY_PLOT
 
 
 @pytest.mark.parametrize(
