@@ -1,0 +1,373 @@
+"""The charts of docs/ show the committed results, computed anew without the code that drew them.
+
+A chart is read back: the ticks of its axes tell where a value lies. The rows behind a study's table
+and behind headline.json are not committed, only their percentiles by study, router and load. So the
+points of a chart that draws every request are held against these percentiles.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from paths import RESULTS, ROOT
+
+DOCS = ROOT / "docs"
+SVG = "{http://www.w3.org/2000/svg}"
+OFF = 0.35  # a place is written to a tenth of a unit, and the ticks are, too
+UNITS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "%": 0.01, "T": 1e12, "M": 1e6, "": 1.0}
+DRAWINGS = {"assets/architecture.svg", "assets/top.svg"}
+"""Pictures without a figure of a result: boxes and arrows, and a terminal."""
+GIB = 2**30
+PHI_TOKEN = 2 * 32 * 3_072 * 2
+"""Bytes of the KV cache of a token of Phi-3-mini: keys and values, layers, width, 16 bits."""
+H200_NVL = {"peak": 835.5e12, "bandwidth": 4.8e12}
+"""FLOP/s and bytes/s of its data sheet."""
+Points = list[tuple[float, float]]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def number(label: str) -> float:
+    """The value of a label, such as `300 ms`."""
+    found = re.fullmatch(r"([\d.,]+) ?(\D*)", label)
+    assert found, label
+    return float(found[1].replace(",", "")) * UNITS[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruler:
+    """An axis, by its ticks: value = low + unit * place, of logarithms if `log`."""
+
+    unit: float
+    low: float
+    log: bool
+
+    @classmethod
+    def of(cls, ticks: Points) -> "Ruler":
+        """The scale, linear or logarithmic, on which all (place, value) of `ticks` lie."""
+        places, values = np.array(ticks).T
+        for log in (False, True)[: 1 + bool((values > 0).all())]:
+            scaled = np.log(values) if log else values
+            unit, low = np.polyfit(places, scaled, 1)
+            if np.abs((scaled - low) / unit - places).max() < OFF:
+                return cls(float(unit), float(low), log)
+        raise AssertionError(f"no scale fits {ticks}")
+
+    def value(self, place: float) -> float:
+        at = self.low + self.unit * place
+        return float(np.exp(at)) if self.log else at
+
+    def place(self, value: float) -> float:
+        return float((np.log(value) if self.log else value) - self.low) / self.unit
+
+
+@dataclass(slots=True)
+class Line:
+    """A series: its marks with their tooltips, and its curve, in units of the drawing."""
+
+    marks: Points = field(default_factory=list)
+    curve: Points = field(default_factory=list)
+    tooltips: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    x: Ruler
+    y: Ruler
+    lines: Mapping[str, Line]
+    notes: Mapping[str, float]
+
+    def points(self, name: str) -> Points:
+        """The values of a series: of its curve, or else of its marks."""
+        line = self.lines[name]
+        return [(self.x.value(x), self.y.value(y)) for x, y in line.curve or line.marks]
+
+    def assert_at(self, seen: Points, values: Iterable[tuple[float, float]]) -> None:
+        expected = [(self.x.place(x), self.y.place(y)) for x, y in values]
+        assert np.array(seen) == pytest.approx(np.array(expected), abs=OFF)
+
+    def assert_shows(self, name: str, values: Points, *, joined: bool = True) -> None:
+        """The marks of a series are at `values`, and so are its tooltips and its curve."""
+        line = self.lines[name]
+        self.assert_at(line.marks, values)
+        if joined:
+            self.assert_at(line.curve, values)
+        told = [tuple(map(number, tip.rpartition(": ")[2].split(", "))) for tip in line.tooltips]
+        assert np.array(told) == pytest.approx(np.array(values), rel=0.05)
+
+
+def centre(shape: int, path: str) -> tuple[float, float]:
+    """The middle of a mark. Triangles are not as high above it as below."""
+    xs, ys = np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.partition("a")[0]), dtype=float).T
+    if "a" in path:
+        return float(xs[0]) + 4.2, float(ys[0])
+    y = {2: ys.min() + 5.25, 4: ys.max() - 5.25}.get(shape, (ys.min() + ys.max()) / 2)
+    return float(xs.min() + xs.max()) / 2, float(y)
+
+
+def read_panel(drawn: ElementTree.Element, names: Sequence[str]) -> Panel:
+    """Read a panel. `names` are those of its series where it has no key."""
+    texts = [(t.get("class"), float(t.get("x", 0)), float(t.get("y", 0)), t.text or "")
+             for t in drawn.iter(f"{SVG}text")]  # fmt: skip
+    lines: list[Line] = []
+    keys: list[str] = []
+    last = ""
+    for path in drawn.iter(f"{SVG}path"):
+        (kind, run, *_), d = path.get("class", "").split(), path.get("d", "")
+        tip, shape = path.find(f"{SVG}title"), int(run[-1])
+        if (tip is None and kind == "mark") or "h" in d:  # in the key, a mark or a piece of curve
+            y = float(d.partition(" ")[2].partition("h")[0]) if "h" in d else centre(shape, d)[1]
+            keys += [t for of, _, ty, t in texts if of == "key" and abs(ty - 4 - y) < 1]
+            continue
+        # A series is its curve and its marks, in this order, or one of both.
+        if kind == "curve" or run != last:
+            lines.append(Line())
+        last = run
+        if tip is None:
+            lines[-1].curve = [(float(x), float(y)) for x, y in
+                               (at.split() for at in d[1:].split("L"))]  # fmt: skip
+        else:
+            lines[-1].marks.append(centre(shape, d))
+            lines[-1].tooltips.append(tip.text or "")
+    notes = [t for of, _, _, t in texts if of == "key" and t not in keys]
+    places = [float(n.get("x1", 0)) for n in drawn.iter(f"{SVG}line") if n.get("class") == "note"]
+    return Panel(
+        Ruler.of([(x, number(t)) for of, x, y, t in texts if of == "tick" and y == 271]),
+        Ruler.of([(y - 4, number(t)) for of, x, y, t in texts if of == "tick" and y != 271]),
+        dict(zip(keys or names, lines, strict=True)), dict(zip(notes, places, strict=True)),
+    )  # fmt: skip
+
+
+def read_panels(name: str) -> list[Panel]:
+    panels: list[Panel] = []
+    root = ElementTree.parse(DOCS / f"assets/studies/{name}.svg").getroot()
+    for drawn in root.iter(f"{SVG}g"):
+        panels.append(read_panel(drawn, list(panels[0].lines) if panels else []))
+    return panels
+
+
+@cache
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def rows_of(name: str, **cells: Any) -> Rows:
+    rows = results("studies")[name]["rows"]
+    return [row for row in rows if all(row[key] == value for key, value in cells.items())]
+
+
+def pairs(rows: Rows, x: str, y: str) -> Points:
+    return [(row[x], row[y]) for row in rows if row[y] is not None]
+
+
+def relative_fit(points: Points, powers: Sequence[int]) -> Callable[[float], float]:
+    """The least squares of relative errors, by the normal equations."""
+    x, y = np.array(points).T
+    terms = np.array([x**power / y for power in powers])
+    found = np.linalg.solve(terms @ terms.T, terms.sum(axis=1))
+    return lambda at: float(sum(c * at**power for c, power in zip(found, powers, strict=True)))
+
+
+def fitted(panel: Panel, name: str, points: Points, powers: Sequence[int]) -> None:
+    panel.assert_shows(name, points, joined=False)
+    curve, fit = panel.lines[name].curve, relative_fit(points, powers)
+    panel.assert_at(curve, [(at := panel.x.value(x), fit(at)) for x, _ in curve])
+
+
+def prefill() -> None:
+    (panel,) = read_panels("prefill")
+    points = pairs(rows_of("prefill"), "prompt_tokens", "ttft_s")
+    fitted(panel, "measured, with the fit", points, (0, 1, 2))
+    fit = relative_fit(points, (0, 1, 2))
+    linear, square = np.linalg.solve([[1, 1], [2, 4]], [fit(1) - fit(0), fit(2) - fit(0)])
+    assert panel.x.value(panel.notes["quadratic leads"]) == pytest.approx(linear / square, rel=0.01)
+
+
+def decode() -> None:
+    (panel,) = read_panels("decode")
+    points = pairs(rows_of("decode", output_tokens=256), "batch", "steady_itl_s")
+    fitted(panel, "256 output tokens", points, (0, 1))
+
+
+def phases() -> None:
+    (panel,) = read_panels("phases")
+    for phase in ("prefill", "decode"):
+        rows = rows_of("phases", phase=phase)
+        reached = [(r["flop_per_byte"], r["peak_share"] * H200_NVL["peak"]) for r in rows]
+        panel.assert_shows(phase, reached, joined=False)
+        # The same from the other roof: bytes/s times FLOP per byte.
+        by_bytes = [r["flop_per_byte"] * r["bandwidth_share"] * H200_NVL["bandwidth"] for r in rows]
+        assert by_bytes == pytest.approx([y for _, y in reached], rel=1e-3)
+    ridge = H200_NVL["peak"] / H200_NVL["bandwidth"]
+    assert panel.x.value(panel.notes["ridge"]) == pytest.approx(ridge, rel=0.01)
+    for x, y in panel.points("roof of h200-nvl"):
+        assert y == pytest.approx(min(H200_NVL["peak"], x * H200_NVL["bandwidth"]), rel=0.01)
+
+
+def memory() -> None:
+    by_requests, by_length = read_panels("memory")
+    rows = rows_of("memory")
+    pool_gib = float(
+        re.findall(r"in the ([\d.]+) GiB", results("studies")["memory"]["notes"][0])[0]
+    )
+    sizes = {f"{n:,} reserved": n for n in (2_048, 8_192, 128_000)} | {"in pages, 256 used": 256}
+    assert set(by_requests.lines) == set(sizes)
+    for name, tokens in sizes.items():
+        each, least = tokens * PHI_TOKEN / GIB, 2_048 * PHI_TOKEN / GIB
+        most = min(pool_gib / each, 4 * (pool_gib // least))
+        by_requests.assert_at(by_requests.lines[name].curve, [(0, 0), (most, most * each)])
+    for row in rows:
+        assert row["reserved_gib"] == 100 * row["max_model_len"] * PHI_TOKEN / GIB
+    by_length.assert_shows("reserved", [
+        (row["max_model_len"], pool_gib * GIB // (row["max_model_len"] * PHI_TOKEN)) for row in rows
+    ])  # fmt: skip
+    in_pages = pool_gib * GIB // (256 * PHI_TOKEN)
+    by_length.assert_shows("in pages", [(row["max_model_len"], in_pages) for row in rows])
+
+
+def kv() -> None:
+    (panel,) = read_panels("kv")
+    rows, sentence = rows_of("kv"), results("studies")["kv"]["sentence"]
+    pool, each = (float(re.findall(rf"([\d,]+) {after}", sentence)[0].replace(",", ""))
+                  for after in (r"tokens \(predicted", r"tokens, as"))  # fmt: skip
+    predicted = [(row["requests"], min(1.0, row["requests"] * each / pool)) for row in rows]
+    panel.assert_at(panel.lines["predicted"].curve, predicted)
+    panel.assert_shows("reported peak", pairs(rows, "requests", "reported_share"), joined=False)
+    assert panel.x.value(panel.notes["last that fits"]) == pytest.approx(pool // each, abs=0.02)
+
+
+def hol() -> None:
+    (panel,) = read_panels("hol")
+    for name, key in (("worst gap of the chat", "worst_gap_s"),
+                      ("TTFT of the upload", "upload_ttft_s")):  # fmt: skip
+        panel.assert_shows(name, pairs(rows_of("hol"), "max_num_batched_tokens", key))
+
+
+def share_from(points: Points, limit: float) -> float:
+    """The share of requests that took longer than `limit`, of a falling curve of shares."""
+    times, shares = np.array(points).T
+    return float(np.interp(np.log(limit), np.log(times), shares)) if limit < times[-1] else 0.0
+
+
+def hol_fleet() -> None:
+    stalls, waits = read_panels("hol-fleet")
+    rows = rows_of("hol-fleet")
+    assert list(stalls.lines) == [f"{row['way']}, {row['prefill']}" for row in rows]
+    for name, row in zip(stalls.lines, rows, strict=True):
+        points = stalls.points(name)
+        assert points[-1][0] == pytest.approx(row["stall_s"], rel=0.01)
+        assert share_from(points, 0.5) == pytest.approx(row["stalled_share"], rel=0.1, abs=0.002)
+        times, shares = np.array(waits.points(name)).T
+        p99 = np.exp(np.interp(-np.log(0.01), -np.log(shares), np.log(times)))
+        assert p99 == pytest.approx(row["ttft_p99_s"], rel=0.05)
+
+
+def saturation() -> None:
+    throughput, times = read_panels("saturation")
+    rows = rows_of("saturation")
+    throughput.assert_shows("throughput", pairs(rows, "load", "tokens_per_s"))
+    for name, key in (("TTFT p50", "ttft_s"), ("TTFT p99", "ttft_p99_s"),
+                      ("time per output token p50", "tpot_s")):  # fmt: skip
+        times.assert_shows(name, pairs(rows, "load", key))
+    # The knee is the point that is furthest above the chord.
+    load, tokens = np.array(pairs(rows, "load", "tokens_per_s")).T
+    above = (tokens - tokens[0]) / np.ptp(tokens) - (load - load[0]) / np.ptp(load)
+    knee = load[above.argmax()]
+    for panel in (throughput, times):
+        assert panel.x.value(panel.notes["knee"]) == pytest.approx(knee, rel=0.01)
+
+
+def shared_document() -> None:
+    waits, used = read_panels("shared-document")
+    for way in ("round robin", "proxy"):
+        of = {row["phase"]: row for row in rows_of("shared-document", way=way)}
+        first, others = of["first"], of["the others"]
+        drawn = [y for _, y in waits.points(f"{way}, one first")]
+        assert len(drawn) == 50
+        assert max(drawn) == pytest.approx(max(first["ttft_max_s"], others["ttft_max_s"]), rel=0.01)
+        drawn.remove(min(drawn, key=lambda y: abs(y - first["ttft_s"])))
+        assert np.median(drawn) == pytest.approx(others["ttft_s"], rel=0.01)
+        cold = [y for _, y in waits.points(f"{way}, all, cold")]
+        assert np.median(cold) == pytest.approx(of["all, cold"]["ttft_s"], rel=0.01)
+        assert max(cold) == pytest.approx(of["all, cold"]["ttft_max_s"], rel=0.01)
+        most = max(y for _, y in used.points(way))
+        assert most == pytest.approx(others["kv_tokens"], rel=0.01)
+    for users, tokens in used.points("one copy per user"):
+        assert tokens == pytest.approx(round(users) * 60_480, rel=0.01)
+
+
+def flood() -> None:
+    goodput, p99, p50 = read_panels("flood")
+    for panel, key in ((goodput, "goodput_per_s"), (p99, "ttft_p99_s"), (p50, "ttft_p50_s")):
+        for name in panel.lines:
+            panel.assert_shows(name, pairs(rows_of("flood", way=name), "load", key))
+        assert set(panel.lines) == {row["way"] for row in rows_of("flood")}
+
+
+def needle() -> None:
+    root = ElementTree.parse(DOCS / "assets/studies/needle.svg").getroot()
+    titles = [t.text or "" for t in root.iter(f"{SVG}title")]
+    cells = [f"{r['length']:,}, {r['depth']}: {r['whole']:.1%}" for r in rows_of("needle")]
+    assert sorted(titles) == sorted(cells)
+
+
+def bars(name: str, key: Callable[[Mapping[str, Any]], Sequence[float]], *, least: bool) -> None:
+    """A chart of every router in headline.json: order, length and words of the bars."""
+    of = [key(router) for router in results("headline")["beside, flag, 2"].values()]
+    of.sort(key=lambda values: values[0] if least else -values[0])
+    for theme in ("light", "dark"):
+        root = ElementTree.parse(DOCS / f"assets/{name}-{theme}.svg").getroot()
+        lengths = [float(bar.get("width", 0)) for bar in root.iter(f"{SVG}rect")]
+        longest = max(values[0] for values in of)
+        assert lengths == pytest.approx(
+            [max(2.0, max(lengths) * values[0] / longest) for values in of], abs=0.06
+        )
+        words = [t.text or "" for t in root.iter(f"{SVG}text")][2::2]
+        for text, values in zip(words, of, strict=False):
+            told = re.findall(r"[\d.]+", text.partition(" s,")[0])
+            assert [float(one) for one in told] == pytest.approx(values, rel=0.06), text
+
+
+CHECKS: Mapping[str, Callable[[], None]] = {
+    **{f"assets/studies/{check.__name__.replace('_', '-')}.svg": check
+       for check in (prefill, decode, phases, memory, kv, hol, hol_fleet, saturation,
+                     shared_document, flood, needle)},
+    "assets/highest-load": lambda: bars("highest-load", lambda r: r["highest_per_s"], least=False),
+    "assets/chat-p99": lambda: bars("chat-p99", lambda r: r["80%"]["chats"]["p99"], least=True),
+    "assets/document-p99": lambda: bars(
+        "document-p99", lambda r: r["80%"]["documents"]["p99"], least=True),
+}  # fmt: skip
+"""What checks a chart. Of a pair for two themes, the part of the names that both have."""
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_chart_shows_the_results(name: str) -> None:
+    CHECKS[name]()
+
+
+def wrong(result: Any) -> Any:
+    """The same with every figure a tenth too large."""
+    if isinstance(result, dict):
+        return {key: wrong(value) for key, value in result.items()}
+    if isinstance(result, list):
+        return [wrong(value) for value in result]
+    return result * 1.1 if isinstance(result, float) else result
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_sees_other_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = results
+    monkeypatch.setitem(globals(), "results", lambda of: wrong(right(of)))
+    with pytest.raises(AssertionError):
+        CHECKS[name]()
+
+
+def test_every_chart_has_a_check() -> None:
+    found = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.svg")}
+    pairs = {re.sub(r"-(light|dark)\.svg$", "", name) for name in found - DRAWINGS}
+    assert pairs == set(CHECKS)
