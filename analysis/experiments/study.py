@@ -43,6 +43,12 @@ Engines = Annotated[
     typer.Option(help="URL of an engine behind --target, to measure it directly."),
 ]
 Lengths = Annotated[str, typer.Option("--lengths", help="Prompt tokens; k is 1,024.")]
+CALIBRATION = inspect.Parameter(
+    "calibration", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[
+        Path | None, typer.Option(help="Step-time constants, as `engine fit -o` writes them.")
+    ],
+)  # fmt: skip
+"""Of a sim: target, as `forebay engine` takes it."""
 PromptTokens = Annotated[
     int, typer.Option("--prompt-tokens", min=1, help="Prompt tokens of every request.")
 ]
@@ -201,7 +207,9 @@ def command(kind: type[Study]) -> Callable[..., None]:
     """Return the Typer command of a study: an option for each field, its own before the shared."""
 
     own = inspect.signature(kind, eval_str=True).parameters
-    flags = inspect.signature(EngineFlags, eval_str=True).parameters
+    flags = {
+        **inspect.signature(EngineFlags, eval_str=True).parameters, CALIBRATION.name: CALIBRATION,
+    }  # fmt: skip
 
     def called(context: typer.Context, *, targets: Any, **arguments: Any) -> None:
         options = {name: value for name, value in arguments.items() if name in own}
@@ -219,7 +227,7 @@ def command(kind: type[Study]) -> Callable[..., None]:
         shown[0] = shown[0].replace(annotation=Annotated[str, TARGET])
     keyword = inspect.Parameter.KEYWORD_ONLY
     shown.insert(0, inspect.Parameter("context", keyword, annotation=typer.Context))
-    # vLLM's flags are read as well, without a line in the help of each study.
+    # The flags of `forebay engine` are read as well, without a line in the help of each study.
     shown += [hidden_option(flag) for name, flag in flags.items() if name not in own]
     called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
@@ -261,13 +269,15 @@ def _ascending(text: str, option: str, fits: Callable[[float], bool], what: str)
 def command_line(context: typer.Context) -> str:
     """The command as typed, without secrets."""
     words = context.command_path.split()
-    names = {param.name: param.opts[0] for param in context.command.params}
-    hidden = {param.name: getattr(param, "hidden", False) for param in context.command.params}
-    for name, value in context.params.items():
-        if value is None or value is False or name == SECRET:
+    for option in context.command.params:
+        name, value = option.name or "", context.params.get(option.name or "")
+        if value is None or name == SECRET:
             continue
-        if hidden[name] and not is_given(context, name):
+        if (value is False or getattr(option, "hidden", False)) and not is_given(context, name):
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
-            words += [names[name]] if item is True else [names[name], str(item)]
+            if isinstance(item, bool):
+                words += option.opts[:1] if item else option.secondary_opts[:1]
+            else:
+                words += [option.opts[0], str(item)]
     return shlex.join(words)

@@ -25,6 +25,7 @@ from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
+from forebay.replay.engine.timing.step_constants import CalibrationFile
 from forebay.traces.ground.errors import InputError
 
 EMPTY_PLOT = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
@@ -151,6 +152,20 @@ def test_prefill_finds_the_crossover(tmp_path: Path) -> None:
     root = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
     marks = [e for e in root.iter() if (e.get("class") or "").startswith("mark")]
     assert len(marks) == len(found["rows"]) + 1  # and the key
+
+
+def test_a_simulated_target_takes_the_constants_of_a_fit(tmp_path: Path) -> None:
+    """As the help says, it takes the flags of `forebay engine`. A URL runs what it runs."""
+    parts = replace(EngineConfig("phi-3-mini", "h200-nvl").calibration_file().constants, step_s=0.1)
+    file = tmp_path / "constants.json"
+    fitted = CalibrationFile("*", "h200-nvl", "2026-11-29", "a test", "", parts)
+    file.write_text(json.dumps(fitted.as_json()))
+    words = ("--lengths", "64", "--batches", "1", "--calibration", str(file))
+    found = study("decode", tmp_path / "out", *words, "--no-async-scheduling")
+    assert found["rows"][0]["steady_itl_s"] > 0.1
+    assert "--no-async-scheduling" in found["command"]
+    command = ("experiment", "decode", "--target", "http://127.0.0.1:1", *words)
+    assert "only for a sim: target" in refusal(*command, "--out", str(tmp_path / "url"))
 
 
 def test_decode_of_phi_is_bound_by_overhead_at_batch_1(tmp_path: Path) -> None:
