@@ -1,7 +1,7 @@
 """Draw measured points and their curves as panels of one SVG document."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -17,6 +17,7 @@ Points = Sequence[tuple[float, float]]
 KEY_ROW = 16
 LETTER = 7.5  # width of a letter of 12 pixels, with its part of the gap to the next label
 ROWS, STEPS = 8, 40  # rows that a note may stand in, and points at which a line is tried
+_ANCHOR = {1: "start", -1: "end"}  # of a text that goes right, or left
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,15 @@ class Panel:
     tooltip: str = "{name}: {x}, {y}"
 
     @property
+    def key_below(self) -> bool:
+        """True if the key has too many rows for a corner."""
+        return self.keyed and len(self.series) > svg.MARKS
+
+    @property
+    def height(self) -> float:
+        return svg.HEIGHT + (KEY_ROW * len(self.series) + 8 if self.key_below else 0)
+
+    @property
     def label(self) -> str:
         names = ", ".join(series.name for series in self.series)
         return f"{self.y.title} against {self.x.title}: {names}"
@@ -102,15 +112,15 @@ def xy_plot(
 def document(*panels: Panel) -> str:
     """An SVG document with the panels one below the other."""
     label = "; ".join(panel.label for panel in panels)
-    return svg_document(drawn_panels(*panels), len(panels) * svg.HEIGHT, label)
+    return svg_document(drawn_panels(*panels), sum(panel.height for panel in panels), label)
 
 
 def drawn_panels(*panels: Panel) -> str:
     """The panels one below the other, for `svg_document`."""
-    drawn = []
-    for number, panel in enumerate(panels):
-        down = number * svg.HEIGHT
+    drawn, down = [], 0.0
+    for panel in panels:
         drawn.append(svg.element("g", "".join(_draw(panel)), transform=f"translate(0 {down:g})"))
+        down += panel.height
     return "".join(drawn)
 
 
@@ -139,78 +149,84 @@ def _draw(panel: Panel) -> list[str]:
     drawn.append(svg.y_axis(x, y, panel.y.label, panel.y.ticks(y_low, y_high)))
     drawn.append(svg.text((x.start + x.end) / 2, svg.HEIGHT - 6, panel.x.title, "axis"))
     drawn.append(svg.text(4, svg.TOP, panel.y.title, "axis", "start"))
-    # The note's text goes to the side of its line that has more room, and to a row that is free.
-    note = (x.start, x.start, y.end)
+    # The note's text goes to the side of its line that has more room.
+    taken = _taken(panel, x, y)
     if panel.note and x_low <= panel.note[0] <= x_high:
-        at, wide = x(panel.note[0]), len(panel.note[1]) * LETTER + 5
+        at = x(panel.note[0])
         drawn.append(svg.line(at, y.end, at, bottom, "note"))
         side, anchor = (-5, "end") if at > (x.start + x.end) / 2 else (5, "start")
-        left, right = sorted((at, at + math.copysign(wide, side)))
+        end = at + math.copysign(len(panel.note[1]) * LETTER + 5, side)
         rows = [y.end + 11 + KEY_ROW * number for number in range(ROWS)]
-        heights = _heights(panel, x, y, left, right)
-        row = next((row for row in rows if _is_free(heights, row)), rows[0])
+        row = min(rows, key=lambda row: _covered(taken, at, end, row - KEY_ROW, row + 6))
         drawn.append(svg.text(at + side, row, panel.note[1], "key", anchor))
-        note = left, right, row
+        taken += [(at, row), (end, row)]
+        taken += [(at, y.end + (bottom - y.end) * step / STEPS) for step in range(STEPS + 1)]
     for number, series in enumerate(panel.series):
         drawn += _series(number, series, x, y, panel)
-    return drawn + (list(_key(panel, x, y, note)) if panel.keyed else [])
+    if panel.keyed:
+        drawn += _key(panel, x, y, taken)
+    return drawn
+
+
+def _taken(panel: Panel, x: svg.Scale, y: svg.Scale) -> list[tuple[float, float]]:
+    """Places of the drawing that a text should leave free: marks, and places along the curves."""
+    taken = [(x(a), y(b)) for series in panel.series for a, b in series.points]
+    for series in panel.series:
+        for (from_x, from_y), (to_x, to_y) in pairwise((x(a), y(b)) for a, b in series.curve):
+            parts = (step / STEPS for step in range(STEPS + 1))
+            taken += [(from_x + (to_x - from_x) * p, from_y + (to_y - from_y) * p) for p in parts]
+    return taken
+
+
+def _covered(
+    taken: Sequence[tuple[float, float]], one: float, other: float, top: float, bottom: float
+) -> int:
+    """How many places a text would cover."""
+    left, right = sorted((one, other))
+    return sum(left <= at <= right and top <= down <= bottom for at, down in taken)
 
 
 def _key(
-    panel: Panel, x: svg.Scale, y: svg.Scale, note: tuple[float, float, float]
-) -> Iterator[str]:
-    """Yield the names of the series, in the first corner where they cover neither curve nor note.
+    panel: Panel, x: svg.Scale, y: svg.Scale, taken: Sequence[tuple[float, float]]
+) -> list[str]:
+    """The key, in the corner where it covers least, or below a panel of more than six series."""
+    names = [series.name for series in panel.series]
+    rows, width = len(names), max(map(len, names)) * LETTER + 22
+    tops = (y.start - 10 - KEY_ROW * (rows - 1), y.end + KEY_ROW)
+    corners = [(edge, away, top) for top in tops for edge, away in ((x.end, -1), (x.start, 1))]
 
-    The key ends just above the x axis, or begins below the top.
-    """
-    wide = max(len(series.name) for series in panel.series) * LETTER + 22
-    below, above = y.start - 10 - KEY_ROW * (len(panel.series) - 1), y.end + KEY_ROW
-    left, right = (x.start, 1, "start"), (x.end, -1, "end")
-    corners = [(below, left), (below, right), (above, left), (above, right)]
+    def covers(corner: tuple[float, int, float]) -> int:
+        edge, away, top = corner
+        return _covered(taken, edge, edge + away * width, top - KEY_ROW, top + KEY_ROW * rows - 8)
 
-    def is_free(top: float, edge: float, away: float) -> bool:
-        start, end = sorted((edge, edge + away * wide))
-        heights = _heights(panel, x, y, start, end)
-        if note[0] < end and start < note[1]:
-            heights.append(note[2])
-        return _is_free(heights, top, len(panel.series))
-
-    free = (corner for corner in corners if is_free(corner[0], *corner[1][:2]))
-    top, (edge, away, anchor) = next(free, corners[0])
+    edge, away, top = min(corners, key=covers)
+    if panel.key_below:
+        edge, away, top = x.start, 1, svg.HEIGHT + KEY_ROW - 4
+    drawn = []
     for number, series in enumerate(panel.series):
-        row = top + KEY_ROW * number
-        yield svg.mark(number, edge + away * 12, row - 4, f"mark run{number % 6}", "")
-        yield svg.text(edge + away * 22, row, series.name, "key", anchor)
-
-
-def _heights(panel: Panel, x: svg.Scale, y: svg.Scale, left: float, right: float) -> list[float]:
-    """Return the heights at which points and curves are between two places."""
-    heights = []
-    for series in panel.series:
-        heights += [y(b) for a, b in series.points if left <= x(a) <= right]
-        places = [(x(a), y(b)) for a, b in series.curve or series.points]
-        for (from_x, from_y), (to_x, to_y) in pairwise(places):
-            parts = (step / STEPS for step in range(STEPS + 1))
-            heights += [
-                from_y + (to_y - from_y) * part
-                for part in parts
-                if left <= from_x + (to_x - from_x) * part <= right
-            ]
-    return heights
-
-
-def _is_free(heights: Sequence[float], row: float, rows: int = 1) -> bool:
-    """True if text in this row, and in the rows below it, covers none of the heights."""
-    last = row + KEY_ROW * (rows - 1)
-    return not any(row - KEY_ROW <= height <= last + 6 for height in heights)
+        at, row = edge + away * 12, top + KEY_ROW * number
+        kind = f"run{number % svg.MARKS}{_again(number)}"
+        if series.points:
+            drawn.append(svg.mark(number, at, row - 4, f"mark {kind}", ""))
+        else:
+            sample = f"M{at - 6:.1f} {row - 4:.1f}h12"
+            drawn.append(svg.element("path", d=sample, class_=f"curve {kind}"))
+        drawn.append(svg.text(edge + away * 22, row, series.name, "key", _ANCHOR[away]))
+    return drawn
 
 
 def _series(number: int, series: Series, x: svg.Scale, y: svg.Scale, panel: Panel) -> list[str]:
     drawn = []
     path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in series.curve)
+    kind = f"run{number % svg.MARKS}{_again(number)}"
     if path:
-        drawn.append(svg.element("path", d="M" + path, class_=f"curve run{number % 6}"))
+        drawn.append(svg.element("path", d="M" + path, class_=f"curve {kind}"))
     for a, b in series.points:
         title = panel.tooltip.format(name=series.name, x=panel.x.label(a), y=panel.y.label(b))
-        drawn.append(svg.mark(number, x(a), y(b), f"mark run{number % 6}", title))
+        drawn.append(svg.mark(number, x(a), y(b), f"mark {kind}", title))
     return drawn
+
+
+def _again(number: int) -> str:
+    """The class of a series whose colour an earlier one has: its curve is dashed."""
+    return " again" if number >= svg.MARKS else ""

@@ -35,4 +35,4 @@ def draw(curves: Sequence[Curve], label: str) -> str:
     users, gpus = (Axis(title, count_label, log=False) for title in ("users", "GPUs"))
     panel = Panel(series, users, gpus, tooltip="{x} users, {name}: {y} GPUs")
     title = svg.element("title", escape(label))
-    return svg_document(title + drawn_panels(panel), svg.HEIGHT, label)
+    return svg_document(title + drawn_panels(panel), panel.height, label)
