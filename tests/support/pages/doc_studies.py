@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from pages.doc_cli import command_named
@@ -34,6 +35,7 @@ ORDER = (
     "shared-document", "flood", "needle",
 )  # fmt: skip
 BLOCK = re.compile(r"<!-- generated: study (?P<name>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+WIDTH = 78  # of a command; the site shows no more beside its menu
 DIGITS = 6  # significant digits that are kept
 TABLES_OF = {"hol-fleet", "flood"}  # they compare ways; of the others the sentence has the answer
 WITH_A_FLEET = " Beside documents"  # here `hol` repeats the answer of the next study, `hol --fleet`
@@ -62,7 +64,7 @@ def block(name: str) -> str:
     columns = [
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
-    parts = [f"```\n{without_defaults(data['command'])}\n```"]
+    parts = [f"```\n{broken(without_defaults(data['command']))}\n```"]
     up = ".." if page_of(name) == PAGE else "../.."
     plot = f"![Plot of the study {name}]({up}/assets/studies/{name}.svg)"
     if name in TABLES_OF:
@@ -81,6 +83,12 @@ def without_defaults(line: str) -> str:
     options = command_named("experiment").commands[line.split()[2]].params
     defaults = {option.opts[0]: str(option.default) for option in options}
     return VALUE.sub(lambda found: "" if defaults.get(found[1]) == found[2] else found[0], line)
+
+
+def broken(line: str) -> str:
+    """Return a command on lines of at most WIDTH, each option beside its value."""
+    lines = wrap(re.sub(" (?!--)", "\0", line), WIDTH, break_on_hyphens=False)
+    return " \\\n    ".join(lines).replace("\0", " ")
 
 
 def whole_cells(text: str) -> str:
