@@ -9,7 +9,6 @@ import pytest
 from study_runs import study
 
 from forebay.analysis.charts.panels import STYLE, Axis, Panel, Series, count_label, document
-from forebay.analysis.charts.svg import HEIGHT
 from forebay.analysis.experiments.result import Column, markdown_table
 from forebay.analysis.experiments.server_study import prefill_work
 from forebay.replay.engine.hardware.specs import H200_NVL, PHI_3_MINI
@@ -135,25 +134,3 @@ def test_labels_and_notes_of_a_plot_keep_clear() -> None:
     spans.sort()
     assert len(spans) > 3
     assert all(right < left for (_, right), (left, _) in pairwise(spans))
-
-
-@pytest.mark.parametrize(
-    ("points", "corner"),
-    [
-        ([(1.0, 5.0), (9.0, 9.0)], ("start", "below")),
-        ([(1.0, 0.6), (9.0, 9.0)], ("end", "below")),
-        ([(1.0, 0.6), (5.0, 9.0), (9.0, 0.6)], ("start", "above")),
-        ([(1.0, 0.6), (1.1, 9.5), (9.0, 0.6)], ("end", "above")),
-    ],
-)
-def test_the_key_of_a_plot_covers_no_curve(
-    points: list[tuple[float, float]], corner: tuple[str, str]
-) -> None:
-    """It stood in the corner that its chart named, and hid a point of a search's curve."""
-    axis = Axis("load", count_label, log=False)
-    drawn = ElementTree.fromstring(
-        document(Panel([Series("a series", points, points)], axis, axis))
-    )
-    (key,) = [text for text in drawn.iter() if text.text == "a series"]
-    place = "below" if float(key.attrib["y"]) > HEIGHT / 2 else "above"
-    assert (key.attrib["text-anchor"], place) == corner
