@@ -54,12 +54,12 @@ def states(scene: Scene) -> Found:
 
 def _out_of_rotation(scene: Scene) -> Found:
     """Yield each backend that takes no work, unless an operator drains it."""
-    worst: dict[str, dict[str, object]] = {}
+    worst: dict[str, dict[str, Any]] = {}
     for backend in (b for status in scene.statuses() for b in status["backends"]):
         if backend.get("state", "up") != "up" and not backend["draining"]:
             worst[backend["name"]] = backend
     for name, backend in worst.items():
-        state = str(backend["state"])
+        state = backend["state"]
         text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
         look = "check its clocks, temperature and other users"
         remedy = look if " times as late" in backend["why"] else "read its log"

@@ -236,7 +236,7 @@ def scheduler_cases() -> str:
         cells.setdefault((row["case"], row["load"]), {})[row["set_up"]] = row
     rows = []
     order = ("class", "flag", "default")
-    level, ahead = [], []
+    level, ahead = list[str](), list[str]()
     for (case, load), of in sorted(cells.items(), key=lambda c: _lead(c[1])):
         if not _slower(of) and _lead(of) > -LEVEL_POINTS:
             (level if _lead(of) < LEVEL_POINTS else ahead).append(f"{case} {load:g}")
