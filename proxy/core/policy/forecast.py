@@ -21,7 +21,7 @@ from forebay.proxy.core.policy.long_prefills import LongPrefills
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.precedence import Before, Precedence
 from forebay.proxy.core.policy.rendezvous import Rendezvous, prefer
-from forebay.proxy.core.policy.routing import Option
+from forebay.proxy.core.policy.routing import Option, try_rarely_used
 from forebay.proxy.core.policy.start import BESIDE_OTHERS, StartGate, fills, kept_for
 from forebay.proxy.core.state.backend import Backend, takes_model
 from forebay.proxy.core.state.elsewhere import Peers
@@ -30,12 +30,6 @@ from forebay.proxy.core.state.in_flight import STEP_TOKENS
 from forebay.proxy.core.state.queue import QueuedRequest
 
 NOTHING_BEFORE: Final = Before()
-TRIALS: Final = 0.01
-"""Share of the busiest backend's recent tokens. A backend with less is tried as if it were fast.
-Doubled: twice as many chats meet a slow one."""
-TRIAL_S: Final = 1.0
-"""A request whose prefill takes longer, as far as is known, tries nothing. Doubled: so does one of
-two seconds."""
 
 
 class Forecast:
@@ -176,6 +170,7 @@ class Forecast:
         """Price these backends."""
         options = [self._option(backend, waiting, now) for backend in backends]
         _assume(options, backends)
+        try_rarely_used(options)
         if self._peers is not None:
             self._agree(options, waiting)
         return options
@@ -313,17 +308,7 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
     chosen. Chats alone may give a speed for documents that is somewhat off: it is used to predict
     but not to choose, or all documents that meet idle backends would go to the seemingly fastest.
     A backend of another, slower kind is known from its first chats.
-
-    A backend that gets next to nothing, as it was slow, is tried again by a short prompt: nothing
-    else can change that belief.
     """
-    rarely = TRIALS * max([o.load for o in options], default=0.0)
-    tried = [o for o in options if o.load < rarely and o.proven and o.cold_prefill_s < TRIAL_S]
-    if tried:
-        least_s = min([o.cold_prefill_s for o in options])
-        for option in tried:
-            option.prefill_s *= least_s / option.cold_prefill_s
-            option.cold_prefill_s = least_s
     if not all([o.proven for o in options]):
         least_s = min([o.cold_prefill_s for o in options])
         for option, backend in zip(options, backends, strict=True):
