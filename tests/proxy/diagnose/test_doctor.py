@@ -595,6 +595,15 @@ def test_the_cause_of_rejections_is_not_the_load_while_a_server_is_missing() -> 
     assert remedy == "start it, and check that the proxy reaches its URL"
 
 
+def test_a_late_start_is_no_fault() -> None:
+    """The first doctor of a new user found one late measurement of 85."""
+    late = [
+        sample("event_loop_lag_seconds_count", 85.0),
+        sample("event_loop_lag_seconds_bucket", 84.0, le="0.02"),
+    ]
+    assert examine(Scene(status(), [fact("a"), fact("b")], late)) == []
+
+
 def test_a_flood_for_which_the_proxy_sheds_others_stands_first() -> None:
     """The first line was the proxy's lack of processor time."""
     flood = [
