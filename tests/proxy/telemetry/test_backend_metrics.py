@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import suppress
+from importlib.resources import files
 from typing import Any, get_args
 
 import aiohttp
@@ -141,6 +142,8 @@ async def test_a_removed_backend_loses_its_series() -> None:
 
 def test_every_reason_for_waiting_has_a_label() -> None:
     assert set(WAIT_REASONS) == {"turn", *get_args(Block)} - {""}
+    page = files("forebay.proxy.admin").joinpath("live.html").read_text()
+    assert [label for label in WAIT_REASONS.values() if f'{label}: "' not in page] == []
 
 
 class TestWaiting:
