@@ -132,6 +132,7 @@ def _remedy(scene: Scene, reason: str) -> str:
     """Return the remedy of the cause of rejections, or of their reason if no cause is found."""
     if reason in ("queue_full", "deadline_unattainable"):
         for check in (states, lost_models, speeds, floods, kv_full, event_loop, document_stream):
-            for _, _, remedy in check(scene):
-                return remedy
+            for _, text, remedy in check(scene):
+                first = text.partition(" ")[0]
+                return f"{first}: {remedy}" if first in scene.backends() else remedy
     return REJECTION_REMEDIES.get(reason, "read `forebay explain --rejected`")

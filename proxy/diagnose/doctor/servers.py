@@ -79,7 +79,7 @@ def lost_models(scene: Scene) -> Found:
         if lost := backend.get("lost_model"):
             now = ", ".join(backend["models"] or ["no model"])
             yield (
-                "warning",
+                "error",
                 f"{name} serves {now} and no longer {lost}, and has had no request since",
                 f"start it with {lost} again; if the change is meant, ask it for its new model",
             )

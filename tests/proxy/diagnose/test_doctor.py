@@ -592,7 +592,7 @@ def test_the_cause_of_rejections_is_not_the_load_while_a_server_is_missing() -> 
     ]
     scene = Scene(status(down, backend("b")), [], late)
     (remedy,) = [one.remedy for one in examine(scene) if one.check == "rejections"]
-    assert remedy == "start it, and check that the proxy reaches its URL"
+    assert remedy == "a: start it, and check that the proxy reaches its URL"
 
 
 def test_a_late_start_is_no_fault() -> None:
