@@ -67,7 +67,7 @@ class BackendRequest:
             end between two events is a complete one.
         hides_usage: the client did not ask for the event with the usage.
         opening: passes heartbeats of the backend on before the first event. None: they are kept.
-        observed: the answer is sent on as it is, whatever it says.
+        observed: the answer is sent on as it is, also if it is an error.
         wrote: called when the head of the request was written.
         heartbeats: the backend has sent heartbeats, and no event yet.
         sent, outgoing: as of `ShapedRequest`.

@@ -36,7 +36,7 @@ class ObservedStream(Stream):
     _spoilt = False  # an error has come, or bytes that are no events: the rest teaches nothing
 
     async def first_event(self, request: BackendRequest) -> None:
-        """Wait for the first bytes, whatever they are."""
+        """Wait for the first bytes, of an event or not."""
         self._ready += self._scanned(await self._response.read())
         self._link.heard = True
         self._reads_each |= not self._seen
