@@ -16,12 +16,14 @@ MOST_FITTED = 300
 FEWEST_FITTED = 30
 
 
-def calibrated(scenario: Scenario, rows: Sequence[TraceRequest]) -> Scenario | None:
-    """Return the scenario with constants fitted to the observed times of one server.
+def calibrated(
+    scenario: Scenario, rows: Sequence[TraceRequest], most: int = MOST_FITTED
+) -> Scenario | None:
+    """Return the scenario with constants fitted to `most` observed times of one server.
 
     None if too few times are known, or if the fit is no physics.
     """
-    measured = _of_one_server(rows)
+    measured = _of_one_server(rows)[:most]
     if len(measured) < FEWEST_FITTED:
         return None
     engine = scenario.engine

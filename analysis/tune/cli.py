@@ -2,7 +2,7 @@
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -46,6 +46,8 @@ Example:
   forebay tune http://127.0.0.1:9090 --since 1d --model llama-3-8b --gpu h200 -o otherwise.html
 """
 DEFAULT_MODEL = "Llama-3-8B"
+MOST_PLAYED, FEW_FITTED, LAST_BYTES = 1_000, 60, 8 << 20
+"""Captured requests that `forebay doctor` plays, and that it fits the twin to: three seconds."""
 
 app = new_app(help=EXAMPLE)
 
@@ -138,6 +140,52 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
     _show(answer, traffic, arguments)
     if answer.twin.why_not:
         raise typer.Exit(1)
+
+
+def largest_gain(admin: str, since_s: float, config: Path | None) -> tuple[str, str] | None:
+    """Say what vLLM's flag or the scheduler class would have brought, and how to start it.
+
+    For `forebay doctor`, within seconds: the recent requests of a proxy that captures them. None if
+    they are few, if neither is better by more than the twin is off, or if the twin does not repeat
+    what happened.
+    """
+    import shlex
+
+    from forebay.analysis.tune.calibrate import calibrated
+    from forebay.analysis.tune.otherwise import otherwise
+    from forebay.analysis.tune.plays import Player
+    from forebay.analysis.tune.setups import SCHEDULER, serve_words
+    from forebay.analysis.tune.traffic import fitted, observed_of, read_traffic
+    from forebay.replay.plan.slo import default_slos
+
+    try:
+        traffic = read_traffic(admin, since_s, None, MOST_PLAYED, last_bytes=LAST_BYTES)
+        base = _present(TuneArguments(source=admin, config=config), EngineFlags(), traffic)
+        rows = fitted(traffic.rows, base.engine.context, "error")
+    except InputError:  # nothing is captured, or the model is not known
+        return None
+    slos, observed = default_slos(base.buckets()), observed_of(rows)
+    if observed is None:
+        return None
+    run = partial(map, Player(rows, slos).play)
+    answer = otherwise(base, rows, slos, run, observed=observed, most_change=SCHEDULER)
+    if answer.twin.why_not:
+        with suppress(ModuleNotFoundError):  # scipy, which the proxy does not need
+            if (better := calibrated(base, rows, FEW_FITTED)) is not None:
+                base = better
+                answer = otherwise(base, rows, slos, run, observed=observed, most_change=SCHEDULER)
+    best = answer.verdict.best
+    if best is None:
+        return None
+    known = set(serve_words(base.engine))
+    flags = [word for word in serve_words(best.set_up.scenario.engine) if word not in known]
+    said = answer.verdict.sentence.removesuffix(".")
+    return (
+        f"{said[0].lower()}{said[1:]} ({answer.requests:,} captured requests, played; the twin is "
+        f"off by {answer.twin.error:.0%})",
+        f"start vLLM with {shlex.join(flags)} and give it to each backend in the proxy's file "
+        f"(`forebay tune {admin}` compares more set-ups)",
+    )
 
 
 def _show(answer: "Answer", traffic: "Traffic", arguments: TuneArguments) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -49,6 +50,7 @@ def otherwise(
     observed: Observed | None = None,
     fitted: Scenario | None = None,
     price_per_gpu_hour: float | None = None,
+    most_change: float = inf,
 ) -> Answer:
     """Answer for `rows`, in order of arrival.
 
@@ -56,6 +58,7 @@ def otherwise(
         base: the present set-up.
         observed: what happened to the rows.
         fitted: the same set-up with step times fitted to that. It counts if it repeats it better.
+        most_change: set-ups with a larger `change` are not played.
     """
     buckets = base.buckets()
     bucket = np.array([bucket_of(r.input_tokens, buckets) or "other" for r in rows], dtype=object)
@@ -72,6 +75,7 @@ def otherwise(
     impossible: dict[str, str] = {}
     if not twin.why_not:
         proposed, impossible = set_ups(base, present.peak)
+        proposed = [set_up for set_up in proposed if set_up.change <= most_change]
     shown = [SetUp(AS_IT_IS, base), *proposed]
     played = [present, *run([set_up.scenario for set_up in proposed])] if proposed else [present]
     compared = rows_of(shown, played, bucket, twin, price_per_gpu_hour)

@@ -7,6 +7,7 @@ are no requests are left out and counted, up to a limit.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +45,7 @@ class RunningProxy:
     scheduler: str
     threshold: int
     model: str
+    captured_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,21 @@ class FileRows:
     starts: int = 1
 
 
-def read_traffic(source: str, since_s: float, format_name: str | None, most: int) -> Traffic:
+def read_traffic(
+    source: str, since_s: float, format_name: str | None, most: int, *, last_bytes: float = inf
+) -> Traffic:
     """Read a file, or the capture of a running proxy. Raises InputError.
 
     Args:
         since_s: only the last seconds count.
         most: most requests, from the first of these.
+        last_bytes: read no more of a proxy's capture than its end.
     """
     proxy = None
     if source.startswith(("http://", "https://")):
         proxy = running_proxy(source)
-        taken = _captured(source, _fetched(source))
+        offset = int(max(0, proxy.captured_bytes - last_bytes))
+        taken = _captured(source, _fetched(source, offset), tail=offset > 0)
     elif _is_capture(source) and format_name is None:
         with Path(source).open("rb") as file:
             taken = _captured(source, file)
@@ -111,8 +117,8 @@ def _opened(path: str, format_name: str | None) -> FileRows:
     return taken
 
 
-def _captured(name: str, lines: Iterator[bytes]) -> FileRows:
-    """Read the lines of captures, which may have been joined."""
+def _captured(name: str, lines: Iterator[bytes], *, tail: bool = False) -> FileRows:
+    """Read the lines of captures, which may have been joined, or of the `tail` of one."""
     taken, number, offset_s, last_s = FileRows(), 0, 0.0, 0.0
     for at, line in enumerate(lines, 1):
         try:
@@ -122,6 +128,8 @@ def _captured(name: str, lines: Iterator[bytes]) -> FileRows:
             taken.bad += 1
             taken.first_bad = taken.first_bad or f"{name}:{at}: {error}"
             continue
+        if tail and not taken.rows:
+            number = this - 1
         if this <= number or row.arrival_s + offset_s < last_s:
             taken.starts += 1
             offset_s, number = last_s + RESTART_S, 0
@@ -132,13 +140,14 @@ def _captured(name: str, lines: Iterator[bytes]) -> FileRows:
     return taken
 
 
-def _fetched(admin: str) -> Iterator[bytes]:
+def _fetched(admin: str, offset: int) -> Iterator[bytes]:
     """Yield the lines of a proxy's capture. It grows meanwhile: the last line may be a part."""
-    offset, rest = 0, b""
+    cut, rest = offset > 0, b""
     while part := ask(admin, f"/capture?offset={offset}"):
         offset += len(part)
         *lines, rest = (rest + part).split(b"\n")
-        yield from lines
+        yield from lines[cut:]
+        cut = cut and not lines
 
 
 def running_proxy(admin: str) -> RunningProxy:
@@ -167,6 +176,7 @@ def running_proxy(admin: str) -> RunningProxy:
         first.get("scheduler", "vllm"),
         first.get("long_prefill_token_threshold") or 0,
         next(iter(models)) if len(models) == 1 else "",
+        status["capture"].get("bytes", 0),
     )
 
 

@@ -22,6 +22,7 @@ from forebay.proxy.diagnose.admin_client import (
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.command_line.options import AsJson, a_time
+from forebay.traces.ground.command_line.plugins import from_lab
 from forebay.traces.ground.command_line.quantities import long_time
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ EXAMPLE = """Say what is wrong with a running proxy and its backends.
 Reads /status, /metrics and /requests of the admin port, and asks every backend through the
 proxy for its version, its models and its metrics. One line for each finding: what, the
 figures, and the remedy, the cause first. Findings are about the last 5 minutes, or --since.
-What was wrong before, or is no fault, is information. Exit status 0: nothing found;
+What was wrong before, or is no fault, is information. Where the proxy captures its traffic
+and a server lacks --long-prefill-token-threshold, the last requests are played with it, in
+some seconds: what would have been is information, too. Exit status 0: nothing found;
 1: something found; 2: the proxy does not answer.
 
 Example:
@@ -41,6 +44,7 @@ Example:
   forebay doctor --admin http://127.0.0.1:9090 --config forebay.yaml
 """
 WIDTH = 80
+OTHERWISE = "what would have been"
 
 app = new_app(help=EXAMPLE)
 
@@ -62,6 +66,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     from forebay.proxy.diagnose.checks import CHECKS, examine
+    from forebay.proxy.diagnose.doctor.finding import Finding
 
     # A finding of the window is not repeated as an earlier finding.
     whole = ask_all(admin, since)
@@ -74,6 +79,10 @@ def doctor(
 
         findings += examine_file(config, os.environ, scene)
         checked.append(CHECK)
+    if _may_gain(scene):
+        checked.append(OTHERWISE)
+        gain = from_lab("largest_gain")(admin, since, config)
+        findings += [] if gain is None else [Finding(OTHERWISE, "info", *gain)]
     # Print the findings, then what was checked.
     if as_json:
         data = {
@@ -95,6 +104,17 @@ def doctor(
             talk(textwrap.fill(line, WIDTH))
     if _faults(findings):
         raise typer.Exit(1)
+
+
+def _may_gain(scene: "Scene") -> bool:
+    """True if traffic is captured, and a backend has neither vLLM's flag nor the scheduler class.
+
+    Then the last requests can be played with them.
+    """
+    return bool(scene.status.get("capture")) and any(
+        not backend.get("long_prefill_token_threshold") and backend.get("scheduler") != "forebay"
+        for backend in scene.backends().values()
+    )
 
 
 def ask_all(admin: str, since_s: float) -> "Scene":

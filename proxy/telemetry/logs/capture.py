@@ -188,6 +188,7 @@ class Capture:
     """Writes rows to the file in a thread, so that hashing and a slow disk never block the loop.
 
     Attributes:
+        bytes, written: size of the file, and its rows.
         stopped: why nothing is written any more; "" while rows are written.
     """
 
@@ -201,7 +202,7 @@ class Capture:
         most_waiting_bytes: float = inf,
     ) -> None:
         self.path = path
-        self.written = 0
+        self.bytes = self.written = 0
         self.dropped = 0
         self.stopped = ""
         self._rows = rows
@@ -241,6 +242,7 @@ class Capture:
     def status(self) -> dict[str, object]:
         return {
             "path": str(self.path),
+            "bytes": self.bytes,
             "written": self.written,
             "dropped": self.dropped,
             "stopped": self.stopped or None,
@@ -274,14 +276,13 @@ class Capture:
             self._stop(f"internal error: {type(error).__name__}")
 
     def _write_rows(self, file: BinaryIO) -> None:
-        size = 0
         while (due := self._queue.get()) is not None:
             self._taken_bytes += memory_of(due.request)
             if self.stopped:
                 self.dropped += 1
                 continue
             line = row_bytes(self._rows.row(due))
-            if size + len(line) > self._most_bytes:
+            if self.bytes + len(line) > self._most_bytes:
                 self._stop("it has reached capture.max_size")
                 self.dropped += 1
                 continue
@@ -293,7 +294,7 @@ class Capture:
                 self._stop(f"it cannot be written ({error.strerror})")
                 self.dropped += 1
                 continue
-            size += len(line)
+            self.bytes += len(line)
             self.written += 1
 
     def _stop(self, why: str) -> None:

@@ -650,6 +650,44 @@ def test_the_command(
     assert "wrong.yaml: listn: unknown key" in capsys.readouterr().out
 
 
+GAIN = "the present set-up with flag 2048 would have been better", "start vLLM with the flag"
+
+
+@pytest.mark.parametrize(
+    ("capture", "threshold", "gain", "said"),
+    [
+        ({"stopped": None, "dropped": 0}, None, GAIN, True),
+        ({"stopped": None, "dropped": 0}, None, None, False),  # the twin has no advice
+        (None, None, GAIN, False),
+        ({"stopped": None, "dropped": 0}, 2048, GAIN, False),
+    ],
+)
+def test_what_a_flag_would_have_brought(
+    capture: dict[str, Any] | None,
+    threshold: int | None,
+    gain: tuple[str, str] | None,
+    said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Doctor named the flag that was missing, and not what it costs these users."""
+    asked: list[tuple[Any, ...]] = []
+
+    def largest_gain(*arguments: Any) -> tuple[str, str] | None:
+        asked.append(arguments)
+        return gain
+
+    monkeypatch.setattr(doctor_cli, "from_lab", {"largest_gain": largest_gain}.__getitem__)
+    ends = [backend(name, long_prefill_token_threshold=threshold) for name in "ab"]
+    told = Scene(status(*ends, capture=capture), [fact("a"), fact("b")])
+    monkeypatch.setattr(doctor_cli, "ask_all", lambda admin, since: told)
+    assert main(["doctor", "--since", "10m"]) == 0  # no fault
+    out = capsys.readouterr().out
+    assert (f"INFO     {GAIN[0]}. Remedy: {GAIN[1]}." in out) is said
+    possible = capture is not None and threshold is None
+    assert asked == [("http://127.0.0.1:9090", 600.0, None)] * possible
+
+
 class Counted(dict[str, str]):
     looks = 0
 

@@ -6,10 +6,11 @@ from typing import Any
 from forebay.traces.ground.errors import InputError
 
 LAB = {
+    "largest_gain": "forebay.analysis.tune.cli:largest_gain",
     "sim_target": "forebay.analysis.simulation.sim_target:SimulatedTarget",
     "simulate_command": "forebay.analysis.simulation.simulate_command:simulate_command",
 }
-"""What load tests use of the simulator, which they never import: entry points by name."""
+"""What load tests and `doctor` use of the simulator, which they never import: entry points."""
 
 
 def from_lab(name: str) -> Any:
