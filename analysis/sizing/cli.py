@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 
 from forebay.analysis.sizing.options import RESULTS, SizeArguments
 from forebay.replay.engine.flags import ModelFlags
@@ -36,7 +37,7 @@ HEADINGS = {
     "acceptance disable-hybrid-kv-cache-manager scheduler-cls additional-config enable-lora "
     "max-loras max-lora-rank policy config calibration max-model-len max-num-batched-tokens "
     "max-num-seqs long-prefill-token-threshold gpu-memory-utilization price-per-gpu-hour gpu-watts",
-    "Search": "slo seeds seed window quick validate jobs",
+    "Search": "slo seeds seed window quick validate pools jobs",
     "Output": "plot plot-tokens out force json",
 }
 
@@ -51,8 +52,15 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
     with workers(arguments.jobs, "forebay.analysis.sizing.guide") as run:
         from forebay.analysis.charts.files import plot_files
         from forebay.analysis.charts.users_and_gpus import draw
-        from forebay.analysis.sizing.guide import curves, size, validate
-        from forebay.analysis.sizing.report import as_json, cost, print_answer, provenance
+        from forebay.analysis.sizing.guide import curves, least_pools, size, validate
+        from forebay.analysis.sizing.report import (
+            as_json,
+            cost,
+            pools_json,
+            pools_lines,
+            print_answer,
+            provenance,
+        )
         from forebay.analysis.sizing.targets import default_targets, parse_targets
 
         users = arguments.population()
@@ -60,6 +68,8 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
         sizes = arguments.plot_sizes(users) if arguments.plot else []
         arguments.check_memory(users, sizes, flags)  # now, because the search takes minutes
         scenario = arguments.scenario(flags)
+        if arguments.pools:
+            replace(scenario, gpus=2, pools=(1, 1))  # now, too: not every engine can be in a pool
         # Search the smallest fleet. The plot repeats that for other document lengths.
         answer = size(
             users,
@@ -71,6 +81,7 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
             sensitivity=not arguments.quick,
         )
         checked = validate(answer, run) if arguments.validate else None
+        pooled = least_pools(answer, run) if arguments.pools else None
         drawn = (
             curves(users, scenario, targets, run, sizes=sizes, seed=arguments.seed) if sizes else []
         )
@@ -79,8 +90,14 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
 
     # Write the files, and print the answer as data or as text.
     origin = provenance(answer, shlex.join(["forebay", "size", *_words()]))
-    price = cost(answer, arguments.price_per_gpu_hour, arguments.gpu_watts)
+    rates = arguments.price_per_gpu_hour, arguments.gpu_watts
+    price = cost(answer, answer.around[answer.gpus], *rates)
     data = as_json(answer, origin, price, checked)
+    pools = []
+    if arguments.pools:
+        pools_price = cost(answer, pooled.judged, *rates) if pooled else None
+        data["pools"] = pools_json(pooled, pools_price)
+        pools = pools_lines(answer, pooled, pools_price)
     if drawn:
         data["plot"] = [
             {"document_tokens": c.document_tokens, "points": c.points, "refused": c.error}
@@ -102,7 +119,7 @@ def size_command(arguments: SizeArguments, flags: ModelFlags) -> None:
         return
     from rich.console import Console
 
-    print_answer(answer, origin, price, checked, Console(highlight=False))
+    print_answer(answer, origin, price, checked, pools, Console(highlight=False))
 
 
 def _words() -> list[str]:

@@ -1,4 +1,4 @@
-"""Size a fleet: search, neighbouring counts, the binding resource, what-if variants, plots."""
+"""Size a fleet: search, neighbouring counts, what binds, what-if variants, pools, plots."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -58,10 +58,9 @@ class SizingAnswer:
         """Return the GPUs of one engine. The counts of an answer are engines."""
         return self.question.scenario.engine.tensor_parallel_size
 
-    @property
-    def paid_gpus(self) -> int:
-        """Return the GPUs of all engines, one spare included."""
-        return (self.gpus + 1) * self.gpus_per_server
+    def paid_gpus(self, engines: int) -> int:
+        """Return the GPUs of `engines` engines, one spare included."""
+        return (engines + 1) * self.gpus_per_server
 
 
 def window_for(
@@ -239,6 +238,54 @@ def _with_kv(question: Question, times: int) -> Question:
 def sharing_takes_minutes(question: Question) -> bool:
     """True if shared prefixes need every step computed: with several groups of layers."""
     return not question.scenario.engine.kv_budget.layout.one_kind
+
+
+@dataclass(frozen=True, slots=True)
+class PooledFleet:
+    """Engines that only prefill and engines that only decode, for the targets of an answer.
+
+    Attributes:
+        judged: the judgement of each seed. All met the targets.
+    """
+
+    prefill: int
+    decode: int
+    judged: list[FleetJudgement]
+
+    @property
+    def engines(self) -> int:
+        return self.prefill + self.decode
+
+
+def least_pools(answer: SizingAnswer, run: JobRunner) -> PooledFleet | None:
+    """Find the fewest engines in two pools that meet the targets with every seed.
+
+    None: twice the engines that do both are not enough. Of each number, the three splits nearest
+    to the parts of the work are tried, the nearest first. Raises InputError for engines whose
+    steps cannot be skipped.
+    """
+    question, work = answer.question, answer.around[answer.gpus][0].usage.prefill_part
+
+    def with_engines(count: int) -> PooledFleet | None:
+        splits = sorted(range(1, count), key=lambda prefill: abs(prefill - work * count))
+        for prefill in splits[:3]:
+            pooled = replace(question.scenario, gpus=count, pools=(prefill, count - prefill))
+            asked = replace(question, scenario=pooled, decides=True)
+            jobs = [(replace(asked, seed=seed), count) for seed in answer.seeds]
+            judged = run.all(ask, jobs)
+            if all(judgement.met for judgement in judged):
+                return PooledFleet(prefill, count - prefill, judged)
+        return None
+
+    # From as many engines as do both, go down while fewer are enough, else up.
+    count = max(2, answer.gpus)
+    found = with_engines(count)
+    while found and count > 2 and (fewer := with_engines(count - 1)):
+        found, count = fewer, count - 1
+    while not found and count < 2 * answer.gpus:
+        count += 1
+        found = with_engines(count)
+    return found
 
 
 def _variants(question: Question) -> dict[str, Question]:

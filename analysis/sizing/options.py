@@ -98,6 +98,10 @@ class SizeArguments:
         bool,
         typer.Option("--validate", help="Check N and N-1 GPUs with new seeds, 4 times as long."),
     ] = False
+    pools: Annotated[
+        bool,
+        typer.Option("--pools", help="Also size separate pools for prefill and decode."),
+    ] = False
     plot: Annotated[
         bool,
         typer.Option("--plot", help="Plot users against GPUs; one search per point (minutes)."),

@@ -7,7 +7,12 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forebay.analysis.sizing.guide import SizingAnswer, Validation, sharing_takes_minutes
+from forebay.analysis.sizing.guide import (
+    PooledFleet,
+    SizingAnswer,
+    Validation,
+    sharing_takes_minutes,
+)
 from forebay.analysis.sizing.judge import FleetJudgement
 from forebay.analysis.statistics.intervals import wilson
 from forebay.analysis.statistics.units import numbered
@@ -57,24 +62,67 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
 
 
 def cost(
-    answer: SizingAnswer, price_per_gpu_hour: float | None, gpu_watts: float | None = None
+    answer: SizingAnswer,
+    judged: Sequence[FleetJudgement],
+    price_per_gpu_hour: float | None,
+    gpu_watts: float | None = None,
 ) -> dict[str, float] | None:
-    """Price and energy of the GPUs, one spare included. None without a price and watts."""
+    """Price and energy of the GPUs of a judged fleet, one spare included.
+
+    `per_busy_gpu_hour` is the price for each GPU that computes, on average. None without a price
+    and watts.
+    """
     figures: dict[str, float] = {}
     users, tokens_per_s = answer.question.users, answer.question.users.output_tokens_per_s()
+    paid = answer.paid_gpus(judged[0].gpus)
     if price_per_gpu_hour is not None:
-        hourly = price_per_gpu_hour * answer.paid_gpus
+        hourly = price_per_gpu_hour * paid
+        busy = _busy(judged) * judged[0].gpus * answer.gpus_per_server
         figures = {
             "price_per_gpu_hour": price_per_gpu_hour,
             "per_hour": hourly,
             "per_month": hourly * HOURS_A_MONTH,
+            "per_busy_gpu_hour": hourly / busy,
             "per_request": hourly / (users.rate_per_s * HOUR_S),
             "per_million_output_tokens": hourly * 1e6 / (tokens_per_s * HOUR_S),
         }
     if gpu_watts is not None:
         figures["gpu_watts"] = gpu_watts
-        figures["joules_per_output_token"] = gpu_watts * answer.paid_gpus / tokens_per_s
+        figures["joules_per_output_token"] = gpu_watts * paid / tokens_per_s
     return figures or None
+
+
+def _busy(judged: Sequence[FleetJudgement]) -> float:
+    """Return the share of time that an engine works, over all seeds."""
+    return fmean(judgement.busy for judgement in judged)
+
+
+def pools_json(pooled: PooledFleet | None, price: dict[str, float] | None) -> dict[str, Any]:
+    """The fleet in pools as plain data. null: no number of engines is enough."""
+    return {
+        "prefill": pooled and pooled.prefill,
+        "decode": pooled and pooled.decode,
+        "busy": pooled and _busy(pooled.judged),
+        "cost": price,
+    }
+
+
+def pools_lines(
+    answer: SizingAnswer, pooled: PooledFleet | None, price: dict[str, float] | None
+) -> list[str]:
+    """Say what separate pools of prefill and decode need for the same targets."""
+    link = answer.question.scenario.kv_link.bytes_per_s / 1e9
+    before = f"in pools, keys and values moving at {link:g} GB/s:"
+    if pooled is None:
+        most = numbered(2 * answer.gpus, answer.question.unit)
+        return [f"{before} {most} do not meet the targets either"]
+    alike, unit = _busy(answer.around[answer.gpus]), answer.question.unit
+    return [
+        f"{before} {numbered(pooled.prefill, unit)} for prefills and {pooled.decode} for decodes, "
+        f"{pooled.engines} instead of {answer.gpus}, busy {_busy(pooled.judged):.0%} of the time "
+        f"instead of {alike:.0%}",
+        *_cost_lines(answer, pooled.engines, price or {}),
+    ]
 
 
 def closest(answer: SizingAnswer) -> str:
@@ -99,7 +147,7 @@ def as_json(
     """All figures of the terminal as plain data. null stands for 'never'."""
     return {
         "recommended_gpus": answer.gpus * answer.gpus_per_server,
-        "with_one_spare": answer.paid_gpus,
+        "with_one_spare": answer.paid_gpus(answer.gpus),
         "servers": answer.gpus,
         "gpus_per_server": answer.gpus_per_server,
         "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
@@ -158,12 +206,13 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _cost_lines(answer: SizingAnswer, price: dict[str, float]) -> list[str]:
+def _cost_lines(answer: SizingAnswer, engines: int, price: dict[str, float]) -> list[str]:
     lines = []
     if "per_hour" in price:
         lines.append(
-            f"cost of {numbered(answer.paid_gpus, 'GPU')}: {price['per_hour']:,.2f} per hour, "
-            f"{price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
+            f"cost of {numbered(answer.paid_gpus(engines), 'GPU')}: {price['per_hour']:,.2f} per "
+            f"hour, {price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
+            f"{price['per_busy_gpu_hour']:.2f} per hour of a GPU that computes, "
             f"{price['per_request']:.4g} per request, "
             f"{price['per_million_output_tokens']:,.2f} per million output tokens"
         )
@@ -180,6 +229,7 @@ def print_answer(
     origin: dict[str, Any],
     price: dict[str, float] | None,
     check: Validation | None,
+    pools: Sequence[str],
     console: "Console",
 ) -> None:
     from rich.text import Text
@@ -209,7 +259,7 @@ def print_answer(
         f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
         f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}",
     ]
-    show([*lines, *_cost_lines(answer, price or {})])
+    show([*lines, *_cost_lines(answer, answer.gpus, price or {}), *pools])
     console.print(_around_table(answer))
     show(_certainty(answer))
     console.print(_naive_table(answer))
@@ -278,7 +328,7 @@ def _figures(answer: SizingAnswer, judged: list[FleetJudgement]) -> dict[str, st
     return figures | {
         "TPOT p95, ms": _shown(max(j.tpot_p95_s for j in judged) * 1e3),
         "rejected, all seeds": f"{sum(j.rejected for j in judged):,}",
-        "busy, mean": f"{fmean(j.busy for j in judged):.0%}",
+        "busy, mean": f"{_busy(judged):.0%}",
         "KV cache in use, mean": f"{fmean(j.usage.kv_mean for j in judged):.0%}",
         "prompt tokens cached": f"{fmean(j.hit_ratio for j in judged):.0%}",
     }

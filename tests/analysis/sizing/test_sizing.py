@@ -386,6 +386,40 @@ def test_the_whole_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "holds results.json" in capsys.readouterr().err
 
 
+def test_pools_meet_the_same_targets_and_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{SMALL} --users 100 --quick --pools --price-per-gpu-hour 4"
+    told = run(f"{line} --json", capsys)
+    pools, alike = told["pools"], told["cost"]
+    split = pools["prefill"], pools["decode"]
+    assert sum(split) >= told["recommended_gpus"] == 2
+    assert pools["cost"]["per_hour"] == 4 * (sum(split) + 1)
+    computing = pools["busy"] * sum(split)
+    assert pools["cost"]["per_busy_gpu_hour"] == pytest.approx(4 * (sum(split) + 1) / computing)
+    busy = [judged["busy"] for judged in told["around"]["2"]]
+    assert alike["per_busy_gpu_hour"] == pytest.approx(12 / (2 * sum(busy) / 3))
+    # The same pools in the simulator meet the targets, one engine fewer does not.
+    users, seed = Users(users=100, document_tokens=Fixed(32_000)), 0
+    judged_s = JudgedWindow(30, 120)
+    for count, met in ((sum(split), True), (sum(split) - 1, False)):
+        fleets = [Scenario(LLAMA, count, pools=(p, count - p)) for p in range(1, count)]
+        fleets = fleets if not met else [Scenario(LLAMA, count, pools=split)]
+        asked = (Question(users, fleet, TARGETS, judged_s, seed).ask(count) for fleet in fleets)
+        assert any(judged.met for judged in asked) == met
+    # The terminal says the same.
+    assert main(line.split()) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{split[0]} GPU for prefills and {split[1]} for decodes" in said
+    assert said.count("per hour of a GPU that computes") == 2
+
+
+def test_pools_that_never_meet_the_targets_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt that just meets its target alone has no time left for a move."""
+    line = f"{SMALL} --users 5 --window 900 --quick --pools --slo document.ttft_p95=1.3s"
+    assert run(f"{line} --json", capsys)["pools"]["prefill"] is None
+    assert main(line.split()) == 0
+    assert "GPUs do not meet the targets either" in " ".join(capsys.readouterr().out.split())
+
+
 def test_equal_answers_whatever_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"{SMALL} --json --quick --window 100"
     one, two = run(line, capsys), run(f"{line} --jobs 2", capsys)
@@ -516,6 +550,7 @@ def test_more_users_never_draw_a_plot_that_is_not_xml() -> None:
         ),
         ("--users 5 --document-tokens 100 --price-per-gpu-hour 0", "--price-per-gpu-hour 0"),
         ("--users 5 --document-tokens 100 --policy random", "--policy random"),
+        ("--users 5 --document-tokens 100 --pools --model gpt-oss-20b", "--pools 1+1: only for"),
         ("--users 5 --document-tokens 100 --plot", "--plot: give the folder"),
         ("--users 5 --document-tokens 100 --seeds 2", "--seeds"),
         ("--users 500 --document-tokens 100000 --window 0.001", "--window 0.001: too short for"),
