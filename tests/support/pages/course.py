@@ -28,6 +28,7 @@ from forebay.analysis.experiments import STUDIES
 from forebay.analysis.experiments.result import Column, cells_of
 from forebay.analysis.experiments.studies.hol_fleet import HolFleet
 from forebay.proxy.cli import main
+from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 
 PAGE = ROOT / "docs/research/course.md"
 DATA = RESULTS / "course.json"
@@ -35,14 +36,15 @@ PHASES = "--lengths 256,512,2k --batches 1,16 --prompt-tokens 512"
 CHATS = "traces synth chat-beside-documents --duration 5m -o trace.jsonl"
 POOLS = "traces synth chat-beside-documents --duration 5m --document-tokens 60000 -o pools.jsonl"
 SIZED_USERS, SIZED_TOKENS = (50, 200), (8_000, 32_000, 100_000)
-SIZING = LESSONS / "sizing.md"
+SIZING, CACHE = LESSONS / "sizing.md", LESSONS / "kv-cache.md"
+HOST_BYTES_PER_S = 64e9  # PCIe 5.0 with 16 lanes, one direction
 COMMANDS: dict[str, str] = {
     "7b": f"experiment phases --target sim:7b@a100 {PHASES}",
     "13b": f"experiment phases --target sim:13b@a100 {PHASES}",
     "70b": f"experiment phases --target sim:70b@a100 --tensor-parallel-size 4 {PHASES}",
     "4090": "experiment saturation --target sim:1.5b@rtx-4090 --max-num-seqs 16 "
     "--concurrency 1,2,4,8,16,32",
-    "100k": "size --users 50 --document-tokens 100000",
+    "100k": "size --users 50 --document-tokens 100000 --pools --price-per-gpu-hour 4",
     "14b, 2": "size --users 50 --document-tokens 100000 --model qwen2.5-14b "
     "--tensor-parallel-size 2",
     "14b, 4": "size --users 50 --document-tokens 100000 --model qwen2.5-14b "
@@ -114,6 +116,10 @@ HERE: Mapping[int, str] = {
     110: "{memory|gain|max_model_len=2048}",
     112: "{4090|tokens_per_s|load=16} for {4090|tokens_per_s|load=1} tokens/s",
     119: "{tpot|attainment:.1%} in time",
+    123: "50 users of 100k, 4 dollars for an hour of an H200: {100k|recommended_gpus} that do both "
+    "cost {100k|cost.per_hour:.0f} an hour with a spare, {100k|cost.per_busy_gpu_hour:.2f} for "
+    "each that computes; pools of {100k|pools.prefill} and {100k|pools.decode} "
+    "{100k|pools.cost.per_hour:.0f} and {100k|pools.cost.per_busy_gpu_hour:.2f}",
 }
 """The cell "here" of a row: {study or command|key|cell=value ...}, or {command|path:format}."""
 STUDY_KINDS = {
@@ -218,9 +224,33 @@ def sizes() -> str:
     return markdown_table(heads, rows)
 
 
+def visits() -> str:
+    """What another question about a document costs, for the lesson on the KV cache.
+
+    The load from host memory is arithmetic: a cached question, and the bytes over the link.
+    """
+    name, way = "shared-document", "way=proxy"
+    command = results()[name]["command"]
+    tokens = int(command.partition("--document-tokens ")[2].split()[0])
+    size = tokens * LLAMA_3_8B.kv_bytes_per_token
+    (again,) = (
+        row["ttft_s"]
+        for row in results()[name]["rows"]
+        if (row["way"], row["phase"]) == ("proxy", "one more")
+    )
+    (loaded,) = cells_of(Column("ttft_s", ""), [again + size / HOST_BYTES_PER_S])
+    rows = [
+        ["nowhere: it is computed again", _value(name, "ttft_s", way, "phase=first")],
+        [f"host memory: {size / 1e9:.1f} GB are loaded", f"{loaded}, by arithmetic"],
+        ["GPU memory", _value(name, "ttft_s", way, "phase=one more")],
+    ]
+    return markdown_table([f"where the {tokens:,} tokens are", "TTFT"], rows)
+
+
 def renew_page() -> None:
-    """Renew the cells of the page that have figures, and the table of sizes."""
+    """Renew the cells of the page that have figures, and the tables of sizes and visits."""
     renew_block(SIZING, "sizing", sizes())
+    renew_block(CACHE, "second visit", visits())
     text = PAGE.read_text(encoding="utf-8")
 
     def renewed(row: re.Match[str]) -> str:

@@ -57,6 +57,7 @@ BLOCKS: Mapping[str, Maker] = {
     **{name: partial(studies.block, name.removeprefix("study ")) for name in studies.blocks()},
     **studies.TABLES,
     "sizing": course.sizes,
+    "second visit": course.visits,
 }
 
 
