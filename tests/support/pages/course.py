@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fakes.course_models import MODELS
+from pages import real_model
 from pages.doc_studies import LESSONS, kept, renew_block, results, rounded
 from paths import RESULTS, ROOT
 from result_lines import markdown_table
@@ -89,6 +90,10 @@ HERE: Mapping[int, str] = {
     "{flood|goodput_per_s|way=round robin|load=3.0}",
     26: "50 users of 100k: {100k|recommended_gpus} H200",
     27: "50 users: {14b, 2|servers} servers of {14b, 2|gpus_per_server}",
+    32: "SmolLM2-135M has {a real model|score:.1f} on SQuALITY in a context of "
+    "{a real model|context:,}",
+    34: "SmolLM2-135M finds {a real model|direct} of {a real model|asked} in 512 to 7,168 tokens, "
+    "and {a real model|proxy} through the proxy",
     36: "7B {7b|seconds|phase=prefill|prompt_tokens=512} and "
     "{7b|seconds|phase=decode|batch=1}; 13B {13b|seconds|phase=prefill|prompt_tokens=512} and "
     "{13b|seconds|phase=decode|batch=1}; 70B on four "
@@ -112,6 +117,8 @@ HERE: Mapping[int, str] = {
     75: "{4090|tokens_per_s|load=1} to {4090|tokens_per_s|load=16} tokens/s",
     76: "16 is the cap itself: {4090|tokens_per_s|load=16} tokens/s; with 256, "
     "{4090|facts.with_advised.tokens_per_s:,.0f}",
+    103: "prefill and decode of a vLLM on a CPU within {a real model|worst:.0%} of the median of "
+    "three runs, which differ up to {a real model|spread:.1f} times",
     108: "16 MiB, 512 MiB, {memory|matrix_gib|max_model_len=2048} GiB",
     110: "{memory|gain|max_model_len=2048}",
     112: "{4090|tokens_per_s|load=16} for {4090|tokens_per_s|load=1} tokens/s",
@@ -139,7 +146,10 @@ def here(number: int) -> str:
 
 
 def _value(name: str, key: str, *where: str) -> str:
-    found = results().get(name) or commands()[name]
+    if name == real_model.BLOCK:
+        found = {"figures": real_model.figures()}
+    else:
+        found = results().get(name) or commands()[name]
     if not where:
         path, _, form = key.partition(":")
         return format(found["figures"][path], form)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cases_page
 from guard_page import decisions
-from pages import course
+from pages import course, real_model
 from pages import doc_charts as charts
 from pages import doc_cli as cli
 from pages import doc_reference as reference
@@ -58,6 +58,7 @@ BLOCKS: Mapping[str, Maker] = {
     **studies.TABLES,
     "sizing": course.sizes,
     "second visit": course.visits,
+    real_model.BLOCK: real_model.block,
 }
 
 
