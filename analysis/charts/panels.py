@@ -179,10 +179,10 @@ def _taken(panel: Panel, x: svg.Scale, y: svg.Scale) -> list[tuple[float, float]
 
 
 def _covered(
-    taken: Sequence[tuple[float, float]], one: float, other: float, top: float, bottom: float
+    taken: Sequence[tuple[float, float]], start: float, end: float, top: float, bottom: float
 ) -> int:
     """How many places a text would cover."""
-    left, right = sorted((one, other))
+    left, right = sorted((start, end))
     return sum(left <= at <= right and top <= down <= bottom for at, down in taken)
 
 
