@@ -122,23 +122,10 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="A B [C ...]",
-            help="Run folders or result files; the first is the baseline, unless --baseline is "
-            "given.",
+            help="Run folders or result files; the first is the baseline.",
         ),
     ],
     *,
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", metavar="NAME", help="Compare with this kept baseline."),
-    ] = None,
-    save_baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--save-baseline",
-            metavar="NAME",
-            help="Keep the last run as this baseline, in ./baselines, unless a condition fails.",
-        ),
-    ] = None,
     slo: SloText = None,
     min_beyond: Beyond = 10,
     fail_if: Annotated[
@@ -169,20 +156,19 @@ def compare(
 
     Example: forebay compare runs/direct runs/forebay --fail-if 'chat.ttft_p99 > 5%'
 
-    Example: forebay compare runs/new --baseline main --fail-if-worse --save-baseline main
+    Example: forebay compare baselines/main runs/new --fail-if-worse
     """
-    from forebay.analysis.compare.baselines import save_baseline as keep
     from forebay.analysis.compare.compare import compare_all
     from forebay.analysis.compare.headline import headline
     from forebay.analysis.compare.limits import broken, parse_limit
 
     form = figures.form()
-    runs = _with_baseline(runs, baseline, save_baseline, several=len(figures.cuts()) > 1)
+    if len(runs) < 2 and len(figures.cuts()) < 2:
+        raise InputError("give two or more runs: the baseline, and those to compare with it")
     limits = [parse_limit(text) for text in fail_if or ()]
     loaded = figures.load(runs)
     slos, price = _slos(slo, loaded), figures.price()
-    # A single run that is only kept as a baseline is compared with none.
-    compared = compare_all(loaded, slos, min_beyond, price) if len(loaded) > 1 else []
+    compared = compare_all(loaded, slos, min_beyond, price)
     words = [headline(comparison) for comparison in compared]
     failures = broken(compared, limits)
     _print(compared, words, failures if limits else None, form)
@@ -192,27 +178,6 @@ def compare(
         print(f"forebay compare: {line}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
-    if save_baseline is not None:
-        talk(f"kept {runs[-1]} as {keep(runs[-1], save_baseline)}")
-
-
-def _with_baseline(
-    runs: list[Path], baseline: str | None, save_as: str | None, *, several: bool
-) -> list[Path]:
-    """Return the runs behind the named baseline, or raise InputError if they are too few.
-
-    Args:
-        several: a single run is cut into several.
-    """
-    from forebay.analysis.compare.baselines import baseline_path, checked
-
-    if save_as is not None:
-        checked(save_as, "--save-baseline")
-    if baseline is not None:
-        runs = [baseline_path(baseline), *runs]
-    if len(runs) < 2 and not several and save_as is None:
-        raise InputError("give two or more runs: the baseline, and those to compare with it")
-    return runs
 
 
 def _worse(words: "Sequence[Headline]") -> list[str]:
@@ -236,13 +201,11 @@ def _print(
     failures: list[str] | None,
     form: str,
 ) -> None:
-    """Print the comparisons, if any, as csv, markdown or json, or else for people.
+    """Print the comparisons as csv, markdown or json, or else for people.
 
     Args:
         failures: they join the JSON if there were conditions.
     """
-    if not compared:
-        return
     if form in ("csv", "markdown"):
         sys.stdout.write(_plain_text(compared, [said.summary for said in words], form))
     elif form == "json":
