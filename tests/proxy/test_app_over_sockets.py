@@ -122,11 +122,6 @@ class TestBeforeTheFirstByte:
             if status == 502:
                 assert (await error_of(response))["code"] == "upstream_error"
 
-    async def test_both_fail_once_each(self) -> None:
-        async with on_stage(faults()["reset"], faults()["reset"]) as (on, backends):
-            assert await on.status() == 502
-            assert [len(b.calls) for b in backends] == [1, 1]
-
     async def test_an_answer_aborted_by_shutdown_is_asked_for_again(self) -> None:
         async def aborted(call: Call) -> None:
             body = b'{"choices":[{"index":0,"text":" ","finish_reason":"abort"}]}'
