@@ -114,11 +114,12 @@ class KeySet:
         self.changed = 0
         self._url = ""
         self._trouble = ""  # why the URL could not be read the last time
+        self._read = "", b""  # the URL that was read last, and its answer
         self._wanted, self._moved = asyncio.Event(), asyncio.Event()
 
     def take(self, keys: list[SigningKey]) -> None:
         """Use the keys of a file."""
-        self._url = ""
+        self._url, self._read = "", ("", b"")
         self._use(keys)
 
     def follow(self, url: str) -> None:
@@ -168,7 +169,10 @@ class KeySet:
     async def _fetched(self, url: str, fetch: Fetch) -> str:
         """Fetch and use the keys of a URL. Returns why it failed, or "" after a success."""
         try:
-            keys = parse_jwks(await fetch(url), url)
+            data = await fetch(url)
+            if (url, data) == self._read:
+                return ""  # so that the tokens that were checked stay known
+            keys = await asyncio.to_thread(parse_jwks, data, url)
         except InputError as error:
             return str(error)
         except (OSError, HTTPException) as error:  # urllib's errors are OSErrors
@@ -176,6 +180,7 @@ class KeySet:
             return f"tenants.jwt.jwks: cannot read {url} ({why})"
         if url == self._url:
             self._use(keys)
+            self._read = url, data
         return ""
 
 

@@ -4,6 +4,9 @@ Wrong keys are counted by address. Beyond the allowance they get a 429, but a va
 rejected because of them: behind a load balancer all clients share one address, and a stranger could
 lock all of them out. So the allowance bounds work and noise. Against guessing, long keys help.
 
+A token that names the tenant of a key or a certificate is rejected, too: users may choose their
+names at an identity provider, and would spend another client's budget.
+
 Checking the signature of a new token is dear. It is charged to the address, and beyond the
 allowance it waits for a turn, as a long body does.
 """
@@ -24,6 +27,7 @@ from forebay.proxy.security.keys import KeyRing
 FAILURES_AT_ONCE = 20.0
 FAILURES_PER_S = 1.0
 ADDRESSES = 4096
+SEND_A_KEY = "Send a valid key: `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`."
 KEY_HEADERS = ("x-api-key", "api-key")  # Anthropic's clients, Azure's clients
 
 
@@ -111,17 +115,25 @@ class Authenticator:
         ring, verifier, certificates = self._ring, self._verifier, self._certificates
         if ring is None and verifier is None and certificates is None:
             return ""
+        why = ""
         for key in given_keys(request.headers):
             tenant = ring.tenant(key) if ring is not None else None
             if tenant is None and verifier is not None:
                 tenant = await self._of_token(verifier, key, request, now, turns)
+                if tenant is not None and self._has_other_proof(tenant):
+                    tenant, why = None, "The token names a tenant that has a key or a certificate."
             if tenant is not None:
                 return tenant
         if certificates is not None and request.transport is not None:
             tenant = certificates.tenant(request.transport.get_extra_info("ssl_object"))
             if tenant is not None:
                 return tenant
-        raise self._rejection(request, now)
+        raise self._rejection(request, now, why)
+
+    def _has_other_proof(self, tenant: str) -> bool:
+        """True if a key or a certificate names this tenant."""
+        proofs = (self._ring, self._certificates)
+        return any(tenant in proof.tenants for proof in proofs if proof is not None)
 
     async def _of_token(
         self,
@@ -137,7 +149,7 @@ class Authenticator:
         long = self._failures.beyond(request.remote or "", now)
         return await turns.take(client_of(request), 0, _check(verifier, token), long=long)
 
-    def _rejection(self, request: web.BaseRequest, now: float) -> ApiError:
+    def _rejection(self, request: web.BaseRequest, now: float, why: str) -> ApiError:
         wait_s = self._failures.count(request.remote or "", now)
         if wait_s:
             return ApiError(
@@ -146,9 +158,7 @@ class Authenticator:
             )  # fmt: skip
         ways = []
         if self._ring is not None or self._verifier is not None:
-            ways.append(
-                "Send a valid key: `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`."
-            )
+            ways.append(why or SEND_A_KEY)
         if self._certificates is not None:
             ways.append("Connect with a valid client certificate of a tenant.")
         return ApiError(

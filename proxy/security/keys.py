@@ -28,7 +28,7 @@ class KeyRing:
 
     Attributes:
         source: a digest of the file that the keys were read from.
-        tenants: unique names in the order of the source.
+        tenants: unique names in the order of the source; to look one up takes no search.
         short_keys: number of plain keys that are short enough to be guessed.
         ends_line: the source ends with a line end. A file that was cut within a key does not.
     """
@@ -46,7 +46,7 @@ class KeyRing:
         for digest, tenant in digests.items():
             by_head.setdefault(digest[:_HEAD], []).append((digest, tenant))
         self._by_head = by_head
-        self.tenants = tuple(dict.fromkeys(digests.values()))
+        self.tenants = dict.fromkeys(digests.values()).keys()
         self.short_keys = short_keys
         self.ends_line = ends_line
         self.source = source

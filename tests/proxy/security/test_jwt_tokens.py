@@ -336,6 +336,10 @@ async def test_a_url_is_asked_for_unknown_keys_and_kept_when_it_fails() -> None:
     assert (known.tenant(token("rsa2")), len(asked)) == ("acme", 2)
     await asyncio.sleep(FETCH_EVERY_S + 1)
     assert len(asked) == 3
+    assert known.remembered(token("rsa2", jti="1")) is None
+    known.tenant(sound := token("rsa2", jti="2"))
+    await asyncio.sleep(FETCH_EVERY_S + 1)
+    assert known.remembered(sound) == ("acme",)  # the same answer changes no keys
     for failure in (OSError("refused"), "{}"):
         answers[0] = failure
         await asyncio.sleep(3 * FETCH_EVERY_S)
@@ -378,6 +382,14 @@ async def test_tokens_and_keys_side_by_side_and_at_a_reload(tmp_path: Path) -> N
             assert b'"cache_salt"' in call.body  # tokens name tenants, so caches are apart
         assert len({call.body for call in backends[0].calls}) == 2
         assert await ask(token(aud="x")) == (401, "invalid_api_key")
+        # A user who has chosen the name of a tenant with a key would spend its budget.
+        async with on.post(headers={"api-key": token(sub="acme")}) as response:
+            assert response.status == 401
+            assert "tenant that has a key" in (await error_of(response))["message"]
+        keys.write_text(f"bolt: {API_KEY}\n")
+        on.proxy.security.reload(on.proxy.reloader.config)
+        assert await ask(token(sub="acme")) == (200, "")  # remembered as a sound token
+        assert await ask(token(sub="bolt")) == (401, "invalid_api_key")
         asking = [asyncio.create_task(ask(token(sub=f"t{n}"))) for n in range(20)]
         on.proxy.security.reload(on.proxy.reloader.config)  # at the same moment
         assert await asyncio.gather(*asking) == [(200, "")] * 20
