@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from forebay.proxy.config.schema import Config
+from forebay.proxy.config.tenants import UNLISTED
 from forebay.traces.ground.command_line.quantities import bytes_text, seconds_text
 
 LEAST_FIRST_TOKEN_S: Final = 1.0  # no server answers all prompts sooner
@@ -40,7 +41,7 @@ def _tenants(config: Config, tenants: Collection[str]) -> Iterator[Contradiction
         yield text, "set tenants.keys"
         return
     for name in configured:
-        if name not in tenants:
+        if name not in tenants and name != UNLISTED:
             text = f"tenants.known: {name} has no key, so nothing of it is in force"
             yield text, f"give it a key, or correct the name{_close(name, tenants)}"
 

@@ -1,7 +1,7 @@
 """The section of the configuration about tenants: their keys, weights, quotas and caches."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -10,6 +10,8 @@ from forebay.proxy.config.sections import Section
 from forebay.proxy.core.model import ServiceClass
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
+UNLISTED: Final = "*"  # stands in `known` for all tenants together that have no entry
+Listed = Annotated[str, Field(pattern=rf"{NAME}|^\*$")]
 
 
 class KnownTenant(Section):
@@ -98,7 +100,8 @@ class Tenants(Section):
     default_weight: weight of tenants without a weight of their own.
     isolate_cache: keep tenants from hitting each other's cached prefixes; auto: if there are keys,
     tokens or client_ca.
-    known: tenants with a weight, quota or trust group of their own.
+    known: tenants with a weight, quota or trust group of their own. `*` stands for all others
+    together, as if they were one tenant; without it each has the default weight.
     """
 
     keys: str | None = Field(None, min_length=1)
@@ -106,7 +109,15 @@ class Tenants(Section):
     client_ca: Path | None = None
     default_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     isolate_cache: Literal["auto"] | bool = "auto"
-    known: dict[Annotated[str, Field(pattern=NAME)], KnownTenant] = Field(default_factory=dict)
+    known: dict[Listed, KnownTenant] = Field(default_factory=dict)
+
+    @field_validator("known")
+    @classmethod
+    def _unlisted_are_apart(cls, known: dict[str, KnownTenant]) -> dict[str, KnownTenant]:
+        unlisted = known.get(UNLISTED)
+        if unlisted is not None and (unlisted.trust_group or unlisted.certificates):
+            raise ValueError("known.*: strangers to each other have no trust_group or certificates")
+        return known
 
     @model_validator(mode="after")
     def _one_tenant_for_a_name(self) -> Self:
@@ -114,7 +125,7 @@ class Tenants(Section):
             if names := [name for name, tenant in self.known.items() if tenant.certificates]:
                 raise ValueError(f"known.{names[0]}.certificates needs client_ca")
             return self
-        if not self.known:
+        if not self.known.keys() - {UNLISTED}:
             raise ValueError("client_ca needs known: list the tenants that certificates may name")
         owners: dict[str, str] = {}
         for tenant, entry in self.known.items():
@@ -135,19 +146,27 @@ class Tenants(Section):
         """Whether clients must say which tenant they are."""
         return bool(self.keys or self.jwt.jwks or self.client_ca)
 
+    def counted_as(self, tenant: str) -> str:
+        """Return the name in `known` whose limits and share hold for a tenant, or its own name."""
+        if not tenant or tenant in self.known or UNLISTED not in self.known:
+            return tenant
+        return UNLISTED
+
+    def entry(self, tenant: str) -> KnownTenant | None:
+        """Return the entry in `known` that holds for a tenant."""
+        return self.known.get(self.counted_as(tenant)) if tenant else None
+
     def has_quota(self, tenant: str) -> bool:
-        entry = self.known.get(tenant)
+        entry = self.entry(tenant)
         return entry is not None and entry.tokens_per_s is not None
 
     def counts_usage(self, tenant: str) -> bool:
         """True if the tokens of this tenant are charged, so that answers must report them."""
-        entry = self.known.get(tenant)
-        return self.has_quota(tenant) or bool(
-            entry and (entry.tokens_per_hour or entry.tokens_per_day)
-        )
+        entry = self.entry(tenant)
+        return entry is not None and (entry.tokens_per_s is not None or entry.budgeted)
 
     def class_among_all(self, tenant: str, service_class: ServiceClass) -> ServiceClass:
         """Return the class by which an overloaded proxy sheds a request: never above its grant."""
-        entry = self.known.get(tenant)
+        entry = self.entry(tenant)
         granted = not tenant or (entry is not None and service_class in entry.classes)
         return service_class if granted or service_class == "batch" else "standard"

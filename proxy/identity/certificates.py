@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from forebay.proxy.config.tenants import Tenants
+from forebay.proxy.config.tenants import UNLISTED, Tenants
 from forebay.proxy.http1.tls import Handshake, PublicContext
 
 SUBJECT_NAMES: Final = frozenset(("DNS", "URI", "email"))
@@ -24,6 +24,9 @@ class CertificateTenants:
         authorities: certificates of the authorities in force, in DER.
         tenants: tenants by the names in their certificates.
         now: returns the time in seconds since 1970.
+
+    Attributes:
+        tenants: the tenants that a certificate may name.
     """
 
     def __init__(
@@ -35,11 +38,7 @@ class CertificateTenants:
         self._authorities = authorities
         self._tenants = tenants
         self._now = now
-
-    @property
-    def tenants(self) -> tuple[str, ...]:
-        """The tenants that a certificate may name."""
-        return tuple(dict.fromkeys(self._tenants.values()))
+        self.tenants = dict.fromkeys(tenants.values()).keys()
 
     def tenant(self, handshake: ssl.SSLObject | None) -> str | None:
         """Return the tenant of the client of a connection, or None.
@@ -81,4 +80,5 @@ def certificate_names(tenants: Tenants) -> dict[str, str]:
         name: tenant
         for tenant, entry in tenants.known.items()
         for name in entry.certificates or (tenant,)
+        if tenant != UNLISTED
     }

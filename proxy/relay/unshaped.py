@@ -75,7 +75,7 @@ class UnshapedRelay:
         # Ask a backend, and after a failure another one, within the budget.
         failure: Failure | None = None
         path, route = target.partition("?")[0], model.route
-        tenant, tokens = record.tenant, _work_tokens(request, path, record)
+        tenant, tokens = record.counts_as, _work_tokens(request, path, record)
         link = (
             must_be_home(self._backends.links, home)
             if home

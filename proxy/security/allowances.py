@@ -47,17 +47,17 @@ class Allowances:
         Args:
             model: the model of the request, by the name that the backends use.
         """
-        tenant = config.tenants.known.get(record.tenant)
+        tenant = config.tenants.entry(record.tenant)
         if tenant is None:
             return
         permitted = permitted_models(config, record.tenant, self._models)
         if permitted is not None and model not in permitted:
             raise no_such_model(model, tenant.models)
         if config.mode != "observe":
-            self._check(tenant, config, record.tenant)
-        self.spending.began(record.tenant)
+            self._check(tenant, config, record.counts_as)
+        self.spending.began(record.counts_as)
         record.admitted, record.reserved_tokens = True, tokens
-        self.spending.charge(record.tenant, tokens, self._clock())
+        self.spending.charge(record.counts_as, tokens, self._clock())
 
     def _check(self, entry: KnownTenant, config: Config, tenant: str) -> None:
         """Raise ApiError 429 for a tenant without room for another request."""
@@ -86,17 +86,17 @@ class Allowances:
         if not record.admitted:
             return
         record.admitted = False
-        self.spending.ended(record.tenant)
+        self.spending.ended(record.counts_as)
         used = record.prompt_tokens + record.output_tokens
         if not record.prompt_tokens:  # no backend counted it, or no backend got it
             used = record.reserved_tokens if record.written else 0
         more = used - record.reserved_tokens
-        self.spending.charge(record.tenant, more, self._clock())
+        self.spending.charge(record.counts_as, more, self._clock())
 
 
 def permitted_models(config: Config, tenant: str, models: Models) -> frozenset[str] | None:
     """Return all names of the models that a tenant may use, or None if it may use any."""
-    allowance = config.tenants.known.get(tenant)
+    allowance = config.tenants.entry(tenant)
     if allowance is None or not allowance.models:
         return None
     names = {models.find(name).name for name in allowance.models}

@@ -39,6 +39,7 @@ class RequestRecord:
         rejected: it was counted among the rejections.
         continued_after: output tokens that the client had when another backend went on.
         cached_tokens: prompt tokens found in the backend's cache.
+        counts_as: the name in `tenants.known` whose limits and share hold for its tenant.
         admitted: it counts among its tenant's requests, with `reserved_tokens` of its budgets.
         cors: headers of each of its responses, for a page of another origin.
     """
@@ -68,6 +69,7 @@ class RequestRecord:
     rejected: bool = False
     request: Request | None = None
     token_ids: bool = False
+    counts_as: str = ""
     admitted: bool = False
     reserved_tokens: int = 0
     cors: dict[str, str] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from forebay.proxy.config.sources import load_config
 from forebay.proxy.config.tenants import KnownTenant, Tenants
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client.client import Origin
+from forebay.proxy.security.spending import HOUR_S
 
 KNOWN = {"acme": {"tokens_per_s": 10, "burst_tokens": 1_000}}
 
@@ -52,6 +53,43 @@ async def test_embeddings_use_the_same_quota(tmp_path: Path) -> None:
         assert await ask("acme", "/v1/embeddings", text) == 200
         counted = 'forebay_rejects_total{bucket="none",reason="tenant_quota"} 1.0'
         assert counted in on.proxy.metrics.text().decode()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("limit", [KNOWN["acme"], {"tokens_per_hour": 5}])
+async def test_tenants_that_are_not_listed_may_count_as_one(
+    limit: dict[str, int], path: str, tmp_path: Path
+) -> None:
+    """Each of 1,500 users of an identity provider had a share and limits of its own."""
+    keys = keys_of(tmp_path, "acme", "yoda", "zeta")
+    known = {"acme": {}, "*": {"weight": 2, **limit}}
+    async with on_stage(None, tenants={"keys": keys, "known": known}) as (on, (backend,)):
+
+        async def ask(tenant: str) -> int:
+            text = {"prompt": "x" * 3_600, "input": "x" * 3_600}
+            return await on.status(text, path, headers=key_of(tenant))
+
+        names = ("yoda", "zeta", "acme", "acme")
+        assert [await ask(name) for name in names] == [200, 429, 200, 200]
+        salts = [json.loads(call.body)["cache_salt"] for call in backend.calls]
+        debts = on.proxy.app.turns.debts
+        assert debts.paid_at("*") > 0.0 > debts.paid_at("zeta")
+        fairness = on.proxy.driver.shaper._state.fairness
+        assert fairness.weight("*") == 2.0
+        await asyncio.sleep(HOUR_S)
+        assert await ask("zeta") == 200  # its cache is its own
+        assert json.loads(backend.calls[-1].body)["cache_salt"] not in salts
+
+
+def test_the_entry_of_tenants_that_are_not_listed() -> None:
+    tenants = Tenants(known={"acme": KnownTenant(), "*": KnownTenant(max_concurrency=1)})
+    assert tenants.entry("zeta") is tenants.known["*"]
+    assert tenants.entry("acme") is tenants.known["acme"]
+    assert tenants.entry("") is None  # without keys
+    assert Tenants(known={"acme": KnownTenant()}).entry("zeta") is None
+    for of_one in ({"trust_group": "g"}, {"certificates": ("a",)}):
+        with pytest.raises(ValueError, match="strangers to each other"):
+            Tenants(known={"*": KnownTenant(**of_one)})
 
 
 async def test_embeddings_that_no_backend_answers_use_no_quota(tmp_path: Path) -> None:
@@ -231,7 +269,7 @@ async def test_answers_without_usage_are_measured_by_their_events(split: bool) -
         ({"prompt": "x"}, 1),
         ({"prompt": "x", "n": 3}, 3),
         ({"prompt": ["x"] * 4}, 4),
-        ({"prompt": ["x"] * 4, "n": 3, "best_of": 5}, 20),
+        ({"prompt": ["x"] * 4, "n": 3, "best_of": 5}, 12),
         ({"prompt": [1, 2, 3]}, 1),
         ({"prompt": [[1, 2], [3]], "n": 2}, 4),
     ],
