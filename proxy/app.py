@@ -5,6 +5,7 @@ path is spelled.
 """
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -97,7 +98,6 @@ class App:
             sdk_timeout=config.admission.sdk_timeout,
             most_tokens=config.buckets[-1].up_to,
             models=self._backends.models,
-            response_ids=self._security.response_ids,
             continue_streams=config.retries.continue_streams and not self._observes,
         )
         self.held.max_requests = config.hold.max_requests
@@ -139,18 +139,19 @@ class App:
             typed = types_errors(request.path, self._config.listen.path_prefix)
             response = error_response(error, id_, headers, typed=typed)
             status = response.status
-            if not memory.holder:  # the body was not read; to wait for a turn is no work
+            if not memory.holder:  # the body was not read
                 self._port.rejecting_s += min(SHORT_S, perf_counter() - began)
-                await self.turns.pace(client_of(request))
         except asyncio.CancelledError:
             status = CLIENT_GONE
             raise
         finally:
-            self.turns.answered(memory.holder or client_of(request))
+            self.turns.answered(holder := memory.holder or client_of(request))
             self._allowances.ended(record)
             self._telemetry.finished(record, status, self._driver.clock())
         # Complete the headers of a response that is not a stream, and send it.
         whole = not response.prepared
+        if whole and (status == 404 or (status >= 400 and not memory.holder)):
+            await self.turns.pace(holder)
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
             response.headers.update(self._stream_headers(record))
         # After a stream that promised keep-alive, the client may send one more request.
@@ -165,8 +166,7 @@ class App:
     async def _route(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
     ) -> web.StreamResponse:
-        raw = request.raw_path
-        path = raw.partition("?")[0]
+        path = (raw := request.raw_path).partition("?")[0]
         if not (raw.isascii() and raw.startswith("/")) or "#" in raw:
             return answer_target(request, raw)
         prefix = self._config.listen.path_prefix
@@ -187,6 +187,7 @@ class App:
 
     async def _let_in(self, request: web.BaseRequest, record: RequestRecord) -> None:
         record.tenant = await self._security.auth.tenant(request, record.arrived_at, self.turns)
+        record.counts_as = self._config.tenants.counted_as(record.tenant)
         if self.draining:
             raise errors.draining()
 
@@ -197,7 +198,7 @@ class App:
     async def _body(
         self, request: web.BaseRequest, record: RequestRecord, memory: RequestMemory
     ) -> bytes:
-        memory.holder = record.tenant or client_of(request)
+        memory.holder = record.counts_as or client_of(request)
         limit, wait_s = self._config.limits.body, self._config.timeouts.client_body
         turn, took = partial(self.turns.take, memory.holder), self._metrics.uploaded
         return await read_client_body(request, limit, wait_s, memory, took=took, turn=turn)
@@ -207,7 +208,7 @@ class App:
         memory: RequestMemory,
     ) -> web.StreamResponse:  # fmt: skip
         """Serve a shaped request: parse it, queue or reject it, relay the response."""
-        # Find the tenant first: without a valid key the body is not read.
+        # Without a valid key the body is not read.
         self._telemetry.started(record, dialect.operation, request.headers)
         record.path = dialect.path
         await self._let_in(request, record)
@@ -223,17 +224,16 @@ class App:
                 reply_headers=self._stream_headers(record), observed=True,
             )  # fmt: skip
         if parsed.previous_id:
-            ids = self._security.response_ids
-            parsed = self._relay.going_on(parsed, owned=ids.owns(record.tenant, parsed.previous_id))
+            parsed = self._relay.going_on(parsed, record.tenant)
         body = parsed.body  # so that the received bytes are not kept, too
         # Reject what the tenant may not use, and what an overloaded proxy sheds.
         self._allowances.admit(self._config, record, parsed.model, parsed.request.prompt_tokens)
         record.request, record.token_ids = parsed.request, parsed.token_ids
         record.service_class, record.model = parsed.request.service_class, parsed.model
         if self._protection.shed:
-            tenants, service_class = self._config.tenants, parsed.request.service_class
-            if self._protection.rejects(tenants.class_among_all(record.tenant, service_class)):
-                self._metrics.shed(service_class)
+            tenants, of = self._config.tenants, parsed.request.service_class
+            if self._protection.rejects(tenants.class_among_all(record.tenant, of)):
+                self._metrics.shed(of)
                 raise errors.overloaded()
         reply_headers = partial(self._headers, record)
         every_s = self._config.timeouts.keep_alive if parsed.streams and not observed else 0.0
@@ -317,7 +317,7 @@ class App:
         body = as_utf8(body)
         fields = await parse_any(body, in_pieces=True)
         self._parsed_count += 1
-        return read_fields(
+        parsed = read_fields(
             self._reading,
             fields,
             body,
@@ -329,6 +329,9 @@ class App:
             ignore_salt=self._backends.salts.ignored,
             counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
         )
+        if (counts_as := self._config.tenants.counted_as(tenant)) != tenant:
+            parsed = replace(parsed, request=parsed.request.with_(tenant=counts_as))
+        return parsed
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         """Return our headers of a response to a shaped request."""
@@ -350,7 +353,7 @@ class App:
         await self._let_in(request, record)
         path, models = raw.partition("?")[0], self._backends.models
         kept_id, _ = kept_response(path)
-        home = self._relay.kept.home(record.tenant, kept_id) if kept_id else ""
+        home = self._relay.home(record.tenant, kept_id) if kept_id else ""
         if not self._backends.any_up():
             raise errors.no_backend()
         # A list of models is our own page, if backends or tenants differ in their models.
@@ -365,11 +368,11 @@ class App:
         if works:
             record.path = path
             record.estimated_tokens = 0 if form else self._estimate.untaught_tokens(len(body))
-        charged = self._quota.charge(self._config, record.tenant, record.estimated_tokens)
+        charged = self._quota.charge(self._config, record.counts_as, record.estimated_tokens)
         try:
             return await self._pass_on(request, raw, body, record, memory, home)
         except ApiError:  # no backend has answered it
-            self._quota.give_back(record.tenant, charged)
+            self._quota.give_back(record.counts_as, charged)
             raise
 
     async def _pass_on(

@@ -191,6 +191,7 @@ async def build_services(
             metrics=metrics,
             estimate=estimate,
             translator=followers.translator,
+            response_ids=security.response_ids,
         ),
         security=security,
         telemetry=telemetry,

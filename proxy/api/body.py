@@ -15,8 +15,6 @@ from forebay.proxy.api.dialects import DIALECTS, Dialect
 from forebay.proxy.api.dialects.continuation import may_continue
 from forebay.proxy.api.fields import boolean, client_salt, integer, string, with_members
 from forebay.proxy.api.prompt_text import PromptText
-from forebay.proxy.api.response_ids import FIELD as RESPONSE_ID
-from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.api.token_estimate import TokenEstimate, fewest_tokens
 from forebay.proxy.backends.models import Models, Wanted
 from forebay.proxy.backends.salt_support import FIELD as SALT
@@ -74,7 +72,6 @@ class ReadSettings:
         most_tokens: the longest prompt of any bucket. A longer estimate is cut to it if the prompt
             may fit: an estimate rejects no prompt, and if it is served it is no longer than this.
         models: the models that the backends serve, with their aliases.
-        response_ids: makes the ids of the tenant's responses.
         continue_streams: another backend may go on with a stream.
     """
 
@@ -83,7 +80,6 @@ class ReadSettings:
     sdk_timeout: bool = True
     most_tokens: float = math.inf
     models: Models = field(default_factory=Models)
-    response_ids: ResponseIds | None = None
     continue_streams: bool = True
 
 
@@ -140,7 +136,8 @@ def read_fields(
         members["stream_options"] = INCLUDE_USAGE
     quota_tokens = 0
     if tenant:
-        _keep_apart(members, tenant, dialect, priority, reading.response_ids)
+        if priority:
+            members["priority"] = "0"  # no client has a priority over other tenants
         quota_tokens = _quota_tokens(text, reading, tokens)
     body = with_members(body, members)
     blocks = chain(prompt, block_bytes, cache)
@@ -177,20 +174,6 @@ def _continues(
     one_text = streams and request.pure and request.sequences == 1
     text_only = dialect.tokenizes and not text.token_ids and reading.continue_streams
     return one_text and text_only and may_continue(fields)
-
-
-def _keep_apart(
-    members: dict[str, str],
-    tenant: str,
-    dialect: Dialect,
-    priority: int,
-    response_ids: ResponseIds | None,
-) -> None:
-    """Give no client a priority over other tenants, or the id of another tenant's response."""
-    if priority:
-        members["priority"] = "0"
-    if response_ids is not None and dialect.keeps_responses:
-        members[RESPONSE_ID] = f'"{response_ids.new(tenant)}"'
 
 
 def _cache_of(salt: str | None, model: Wanted, *, shared: bool) -> str | None:

@@ -1,17 +1,19 @@
-"""Give each tenant ids of responses that no other tenant can use, without remembering them.
+"""Give responses ids that name their tenant and their server, so that nothing is remembered.
 
 vLLM takes the id of a response from `request_id` in the body of the request. A client that knew an
 id of another tenant could continue that conversation, or replace it by sending the same id.
 """
 
 import re
+from collections.abc import Iterable
+from hashlib import sha256
 from hmac import compare_digest
 from hmac import digest as hmac_digest
 from secrets import token_hex
 from typing import Final
 
 FIELD: Final = "request_id"
-_OURS = re.compile(r"resp_([0-9a-f]{24})([0-9a-f]{24})")
+_OURS = re.compile(r"resp_([0-9a-f]{16}([0-9a-f]{8}))([0-9a-f]{24})")
 
 
 class ResponseIds:
@@ -24,18 +26,28 @@ class ResponseIds:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def new(self, tenant: str) -> str:
-        """Return the id of a new response."""
-        number = token_hex(12)
+    def new(self, tenant: str, backend: str) -> str:
+        """Return the id of a new response of this backend."""
+        number = token_hex(8) + _short(backend)
         return f"resp_{number}{self._mark(tenant, number)}"
 
     def owns(self, tenant: str, id_: str) -> bool:
-        """True if an id was made for this tenant. Without keys no client owns an id."""
+        """True if an id was made for this tenant."""
         match = _OURS.fullmatch(id_)
-        if not tenant or match is None:
-            return False
-        return compare_digest(match[2], self._mark(tenant, match[1]))
+        return match is not None and compare_digest(match[3], self._mark(tenant, match[1]))
+
+    def home(self, tenant: str, id_: str, backends: Iterable[str]) -> str:
+        """Return the backend that an id of this tenant names, or ""."""
+        match = _OURS.fullmatch(id_)
+        if match is None or not self.owns(tenant, id_):
+            return ""
+        return next((name for name in backends if _short(name) == match[2]), "")
 
     def _mark(self, tenant: str, number: str) -> str:
         message = f"response\0{tenant}\0{number}".encode()
-        return hmac_digest(self._secret, message, "sha256").hex()[:24]
+        # Without keys all clients are one: the id must last longer than a random secret.
+        return hmac_digest(self._secret if tenant else b"", message, "sha256").hex()[:24]
+
+
+def _short(backend: str) -> str:
+    return sha256(backend.encode()).hexdigest()[:8]

@@ -103,7 +103,7 @@ class Lessons(StreamListener):
         if not self._learns:
             return
         self._grant.report_usage(output_tokens, cached_tokens, prompt_tokens)
-        learners.estimate.learn(parsed.prompt_bytes, prompt_tokens, parsed.request.tenant)
+        learners.estimate.learn(parsed.prompt_bytes, prompt_tokens, record.tenant)
 
     def no_usage(self, events: int) -> None:
         self._grant.report_events(events)
@@ -113,7 +113,8 @@ class Lessons(StreamListener):
         parsed, record = self._shaped.parsed, self._shaped.record
         if parsed.dialect.keeps_responses:
             tokens = record.prompt_tokens + record.output_tokens
-            self._learners.kept.add(response_id, parsed.request, self._link.name, tokens)
+            kept, home = self._learners.kept, self._link.name
+            kept.add(record.tenant, response_id, parsed.request, home, tokens)
 
     def cut(self, limit: str) -> None:
         learners = self._learners

@@ -20,6 +20,8 @@ from forebay.proxy.api.dialects.continuation import (
     with_text,
 )
 from forebay.proxy.api.fields import with_members
+from forebay.proxy.api.response_ids import FIELD as RESPONSE_ID
+from forebay.proxy.api.response_ids import ResponseIds
 from forebay.proxy.api.token_estimate import TokenEstimate
 from forebay.proxy.backends.failures import MID_STREAM, MOVED, NO_MODEL, Failure, check_whole
 from forebay.proxy.backends.hold import HeldRequests
@@ -63,8 +65,10 @@ class Relay:
         metrics: ProxyMetrics,
         estimate: TokenEstimate,
         translator: Translator,
+        response_ids: ResponseIds,
     ) -> None:
         self.translator = translator
+        self._response_ids = response_ids
         self.kept = KeptResponses()
         self._attempts = attempts
         self._backends = backends
@@ -77,17 +81,24 @@ class Relay:
             translator=translator, watchdog=watchdog,
         )  # fmt: skip
 
-    def going_on(self, parsed: ParsedBody, *, owned: bool) -> ParsedBody:
+    def going_on(self, parsed: ParsedBody, tenant: str) -> ParsedBody:
         """Return a request with the conversation of an earlier response.
 
         Raises ApiError 404, or 503 while the backend of that response is down.
-
-        Args:
-            owned: the id of that response was made for this tenant.
         """
-        request = self.kept.going_on(parsed.request, parsed.previous_id, owned=owned)
-        must_be_home(self._backends.links, request.home)
+        id_, links = parsed.previous_id, self._backends.links
+        owned, home = self._response_ids.owns(tenant, id_), self._named(tenant, id_)
+        request = self.kept.going_on(tenant, parsed.request, id_, owned=owned, home=home)
+        must_be_home(links, request.home)
         return replace(parsed, request=request)
+
+    def home(self, tenant: str, id_: str) -> str:
+        """Return the backend that keeps a response of this tenant. Raises ApiError 404."""
+        return self._named(tenant, id_) or self.kept.home(tenant, id_)
+
+    def _named(self, tenant: str, id_: str) -> str:
+        """Return the backend that an id names, or ""."""
+        return self._response_ids.home(tenant, id_, self._backends.links)
 
     async def serve(
         self, shaped: ShapedRequest, grant: Grant, held: HeldRequests
@@ -259,7 +270,7 @@ class Relay:
         """
         link = attempt.link
         lessons = Lessons(self._learners, shaped, grant, link)
-        response = await self._attempts.ask(attempt, _to_send(shaped, grant), lessons)
+        response = await self._attempts.ask(attempt, self._to_send(shaped, grant), lessons)
         if shaped.missed and response.status == 200:
             self._backends.models.learn(link, shaped.parsed.model)
         if isinstance(response, Stream):
@@ -279,6 +290,44 @@ class Relay:
             lessons.whole_response(fields)
         return response
 
+    def _to_send(self, shaped: ShapedRequest, grant: Grant) -> BackendRequest:
+        parsed = shaped.parsed
+        return BackendRequest(
+            incoming=shaped.incoming,
+            method="POST",
+            target=shaped.path,
+            body=self._body(shaped, grant),
+            headers=_request_headers(shaped),
+            model=grant.send.request.model,
+            reply_headers=shaped.reply_headers,
+            memory=shaped.memory,
+            streams=parsed.streams,
+            dialect=parsed.dialect,
+            hides_usage=parsed.hides_usage,
+            observed=shaped.observed,
+            opening=shaped.opening if shaped.outgoing is None else None,
+            wrote=shaped.record.wrote,
+            sent=shaped.sent,
+            outgoing=shaped.outgoing,
+        )
+
+    def _body(self, shaped: ShapedRequest, grant: Grant) -> bytes:
+        """Return the body for the granted backend: with its place in an engine that orders by it,
+        and with an id of the response that names the backend.
+        """
+        send, body, members = grant.send, shaped.rest or shaped.body, dict[str, str]()
+        if shaped.observed:
+            return body
+        if send.priority is not None:
+            members["priority"] = str(send.priority)
+        if shaped.parsed.dialect.keeps_responses:
+            tenant = shaped.record.tenant
+            # Without keys a client may choose the id, and one backend needs none.
+            chosen = len(self._backends.links) == 1 or b'"request_id"' in body
+            if tenant or not chosen:
+                members[RESPONSE_ID] = f'"{self._response_ids.new(tenant, send.backend)}"'
+        return with_members(body, members)
+
 
 def _is_complete(shaped: ShapedRequest) -> bool:
     """True if the client has all of a stream but its `[DONE]`."""
@@ -287,36 +336,6 @@ def _is_complete(shaped: ShapedRequest) -> bool:
     options = (read_object(shaped.body) or {}).get("stream_options")
     asks = isinstance(options, dict) and options.get("include_usage")
     return shaped.sent.counted or shaped.parsed.hides_usage or not asks
-
-
-def _to_send(shaped: ShapedRequest, grant: Grant) -> BackendRequest:
-    parsed = shaped.parsed
-    return BackendRequest(
-        incoming=shaped.incoming,
-        method="POST",
-        target=shaped.path,
-        body=_body(shaped, grant),
-        headers=_request_headers(shaped),
-        model=grant.send.request.model,
-        reply_headers=shaped.reply_headers,
-        memory=shaped.memory,
-        streams=parsed.streams,
-        dialect=parsed.dialect,
-        hides_usage=parsed.hides_usage,
-        observed=shaped.observed,
-        opening=shaped.opening if shaped.outgoing is None else None,
-        wrote=shaped.record.wrote,
-        sent=shaped.sent,
-        outgoing=shaped.outgoing,
-    )
-
-
-def _body(shaped: ShapedRequest, grant: Grant) -> bytes:
-    """Return the body for the granted backend: with its place in an engine that orders by it."""
-    priority, body = grant.send.priority, shaped.rest or shaped.body
-    if priority is None or shaped.observed:
-        return body
-    return with_members(body, {"priority": str(priority)})
 
 
 def _request_headers(shaped: ShapedRequest) -> dict[str, str]:

@@ -377,10 +377,10 @@ class TestPreviousResponse:
 
     def test_the_conversation_before_it_counts(self) -> None:
         kept, first = KeptResponses(), read(RESPONSES, asked(RESPONSES, LONG)).request
-        kept.add("r1", first, "gpu1", 3_000)
+        kept.add("", "r1", first, "gpu1", 3_000)
         parsed = read(RESPONSES, asked(RESPONSES, previous_response_id="r1"))
         assert (parsed.previous_id, parsed.prompt_bytes) == ("r1", 0)  # teaches no estimate
-        request = kept.going_on(parsed.request, "r1")
+        request = kept.going_on("", parsed.request, "r1")
         assert request.home == "gpu1"
         assert request.prompt_tokens == 3_000 + parsed.request.prompt_tokens
         assert request.blocks == first.blocks
@@ -388,13 +388,12 @@ class TestPreviousResponse:
 
     def test_another_tenants_response_is_unknown(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
-        kept.add("r1", request, "gpu1", 10)
-        other = request.with_(tenant="other")
+        kept.add("", "r1", request, "gpu1", 10)
         with pytest.raises(ApiError) as refused:
-            kept.going_on(other, "r1")
+            kept.going_on("other", request, "r1")
         assert (refused.value.status, refused.value.param) == (404, "previous_response_id")
         # Of another worker, or from before a restart.
-        assert kept.going_on(other, "r1", owned=True).home == ""
+        assert kept.going_on("other", request, "r1", owned=True, home="gpu2").home == "gpu2"
 
     @pytest.mark.parametrize("makes_ids", [False, True])
     async def test_a_tenant_goes_on_from_its_own_responses_only(
@@ -436,6 +435,41 @@ class TestPreviousResponse:
             assert await on.status(body, RESPONSES.path) == 200
             assert b"request_id" not in backends[0].calls[0].body
 
+    @pytest.mark.parametrize("keys", [False, True])
+    async def test_an_id_names_its_backend_without_memory(self, keys: bool, tmp_path: Path) -> None:
+        """It was lost after 1,024 others, and another worker never knew it."""
+
+        async def serve(call: Call) -> None:
+            post = call.head.startswith("POST")
+            id_ = json.loads(call.body)["request_id"] if post else call.head.split()[1][14:]
+            await call.send(answer(200, orjson.dumps(whole_response(id_))))
+
+        section = {"tenants": {"keys": keys_of(tmp_path, "good")}} if keys else {}
+        async with on_stage(serve, serve, serve, **section) as (on, backends):
+            headers = key_of("good") if keys else {}
+
+            async def ask(**fields: Any) -> tuple[str, list[int]]:
+                before = [len(backend.calls) for backend in backends]
+                body = asked(RESPONSES, **fields)
+                async with on.post(body, RESPONSES.path, headers=headers) as response:
+                    id_ = (await response.json())["id"]
+                after = [len(backend.calls) for backend in backends]
+                return id_, [b - a for a, b in zip(before, after, strict=True)]
+
+            for _ in range(6):
+                id_, at = await ask()
+                on.proxy.app._relay.kept._of.clear()  # as in another worker
+                calls = [len(backend.calls) for backend in backends]
+                url = f"{on.url}/v1/responses/{id_}"
+                assert await on.status_of(url, headers=headers) == 200
+                counts = [len(backend.calls) for backend in backends]
+                assert [b - a for a, b in zip(calls, counts, strict=True)] == at
+                assert (await ask(previous_response_id=id_))[1] == at
+            forged = id_[:-1] + ("0" if id_[-1] != "0" else "1")
+            assert await on.status_of(f"{on.url}/v1/responses/{forged}", headers=headers) == 404
+            if not keys:  # an id that the client has chosen stays
+                assert (await ask(request_id="mine"))[0] == "mine"
+
     def test_a_bucket_that_its_backend_does_not_serve_goes_elsewhere(self) -> None:
         buckets = [Bucket("chat", 5_000), Bucket("document", 131_072, backends=("b",))]
         shaper = Shaper([BackendSpec(name, 8) for name in "ab"], buckets)
@@ -449,19 +483,18 @@ class TestPreviousResponse:
     def test_so_many_are_kept(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
         for number in range(MOST_KEPT + 1):
-            kept.add(str(number), request, "gpu1", 10)
-        assert kept.going_on(request, "0").home == ""
-        assert kept.going_on(request, "1").home == "gpu1"
+            kept.add("", str(number), request, "gpu1", 10)
+        assert kept.going_on("", request, "0").home == ""
+        assert kept.going_on("", request, "1").home == "gpu1"
 
     def test_a_tenant_pushes_out_its_own(self) -> None:
         kept, request = KeptResponses(), read(RESPONSES, asked(RESPONSES)).request
-        other = request.with_(tenant="other")
-        kept.add("a", other, "gpu0", 10)
+        kept.add("other", "a", request, "gpu0", 10)
         for number in range(2 * MOST_KEPT):
-            kept.add(str(number), request, "gpu1", 10)
-        assert kept.going_on(other, "a").home == "gpu0"
-        assert kept.going_on(request, str(MOST_KEPT)).home == ""
-        assert kept.going_on(request, str(MOST_KEPT + 1)).home == "gpu1"
+            kept.add("", str(number), request, "gpu1", 10)
+        assert kept.going_on("other", request, "a").home == "gpu0"
+        assert kept.going_on("", request, str(MOST_KEPT)).home == ""
+        assert kept.going_on("", request, str(MOST_KEPT + 1)).home == "gpu1"
 
     async def test_where_its_backend_is_down_another_may_say_so(self) -> None:
         unknown = answers(404, b'{"error":{"message":"no such response"}}')
