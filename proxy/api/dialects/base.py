@@ -77,16 +77,16 @@ class Dialect:
         return usage_tokens(usage)
 
 
-def answers(fields: dict[str, Any], *names: str) -> int:
-    """Return the largest of these fields, at least 1. Raises ApiError 400."""
-    most = 1
-    for name in names:
-        if name in fields:
-            try:
-                most = max(most, integer(fields, name, 1))
-            except ApiError:
-                # The backend rejects a value that is not a number. But vLLM accepts a whole number
-                # beyond 64 bits, which orjson returns as a float.
-                if type(fields[name]) in (int, float) and fields[name] >= BEYOND_64_BITS:
-                    raise
-    return most
+def answers(fields: dict[str, Any]) -> int:
+    """Return the number of answers to each prompt, `n`, at least 1. Raises ApiError 400."""
+    count = fields.get("n")
+    if count is None:
+        return 1
+    try:
+        return max(1, integer(fields, "n", 1))
+    except ApiError:
+        # The backend rejects a value that is not a number. But vLLM accepts a whole number
+        # beyond 64 bits, which orjson returns as a float.
+        if type(count) in (int, float) and count >= BEYOND_64_BITS:
+            raise
+        return 1

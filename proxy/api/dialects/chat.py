@@ -18,7 +18,7 @@ class Chat(Dialect):
         return not wants_logprobs_of_prompt(fields, fields.get("top_logprobs", 0))
 
     def sequences(self, fields: dict[str, Any]) -> int:
-        return answers(fields, "n")
+        return answers(fields)
 
 
 DIALECT: Final = Chat()

@@ -2,6 +2,7 @@
 
 from array import array
 from contextlib import suppress
+from io import BytesIO
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -57,7 +58,8 @@ class Completions(Dialect):
 
     def sequences(self, fields: dict[str, Any]) -> int:
         batch = batch_of(fields)
-        return answers(fields, "n", "best_of") * (len(batch) if batch is not None else 1)
+        # vLLM has no best_of any more: it would keep slots free for answers that never come.
+        return answers(fields) * (len(batch) if batch is not None else 1)
 
 
 def batch_of(fields: dict[str, Any]) -> list[Any] | None:
@@ -84,10 +86,10 @@ def _embeds_text(embeds: Any) -> PromptText:
 
 def _joined(prompts: list[str | LongText], into: BlockHashes | None) -> bytes | BlockHashes:
     """Return prompts with a zero byte between any two."""
-    text: Text = bytearray() if into is None else into
+    text: Text = BytesIO() if into is None else into
     for index, prompt in enumerate(prompts):
         if index:
-            text += b"\0"
+            text.write(b"\0")
         add_text(text, prompt)
     return made(text)
 

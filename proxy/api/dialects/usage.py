@@ -20,17 +20,18 @@ def usage_tokens(usage: object) -> tuple[int, int | None, int]:
         return 0, None, 0
     detailed = usage.get(details)
     cached = _count(detailed.get("cached_tokens")) if isinstance(detailed, dict) else None
-    read = _count(usage.get("cache_read_input_tokens"))
-    written = _count(usage.get("cache_creation_input_tokens"))
-    if read or written:
-        cached = read or 0
-        prompt_tokens += cached + (written or 0)
+    if prompt == "input_tokens":
+        read = _count(usage.get("cache_read_input_tokens"))
+        written = _count(usage.get("cache_creation_input_tokens"))
+        if read or written:
+            cached = read or 0
+            prompt_tokens += cached + (written or 0)
     known_cached = None if cached is None else min(cached, prompt_tokens)
     return prompt_tokens, known_cached, _count(usage.get(output)) or 0
 
 
 def _count(value: object) -> int | None:
     """Return a number of tokens, such as 8 or 8.0, or None for an implausible value."""
-    if isinstance(value, float) and value.is_integer():
+    if type(value) is float and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
