@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from neighbour_backend import Answers
 from stages.neighbour_scenes import KEYS, SCENES, GoodClient, set_keys
-from stages.proxy_stage import Call, Stage, now, on_stage
+from stages.proxy_stage import WHOLE, Call, Stage, answer, now, on_stage
 
 SECONDS = 1.5
 
@@ -92,6 +92,36 @@ async def test_requests_that_are_rejected_are_charged_to_their_address() -> None
             assert await on.status_of(f"{on.url}/nothing") == 404
             assert await on.status(path="/v1/models", headers={"authorization": "Bearer x"}) >= 400
         assert debts.paid_at("127.0.0.1") > 0.0
+
+
+@pytest.mark.parametrize("what", ["model", "path"])
+async def test_a_flood_of_errors_comes_a_few_at_a_time(what: str) -> None:
+    """Errors were answered as they came, also those of a backend, so that a flood took the loop."""
+    set_keys()
+    nope = answer(404, b'{"error":{"message":"no such model","code":404}}')
+
+    async def serve(call: Call) -> None:
+        await call.send(nope if b"nope" in call.body else answer(200, WHOLE))
+
+    async with on_stage(serve, **SCENES["foreign_responses"].config) as (on, _):
+        holder, path = ("bad", "chat/completions") if what == "model" else ("127.0.0.1", "nothing")
+        ended = list[float]()
+
+        async def fails() -> None:
+            headers = {"authorization": f"Bearer {KEYS['bad']}"}
+            body = json.dumps({"model": "nope", "messages": HELLO}).encode()
+            assert await on.status(body, path=f"/v1/{path}", headers=headers) == 404
+            ended.append(now())
+
+        assert await ask(on, "good") == 200
+        await fails()
+        on.proxy.app.turns.debts.charge(holder, 5.0, now())
+        asks = [fails() for _ in range(10)]
+        began = now()
+        assert await asyncio.gather(ask(on, "good"), *asks)
+        waits = sorted(at - began for at in ended[1:])
+        assert len(set(waits)) >= 9  # each at a moment of its own
+        assert waits[-1] < 5.0
 
 
 async def test_scrapes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

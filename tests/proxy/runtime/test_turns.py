@@ -215,20 +215,24 @@ async def test_the_rest_of_an_answer_is_charged_by_its_mean() -> None:
     assert 0.7 < on.turns.debts._charged_s < 1.0  # the mean begins at nothing
 
 
-async def test_errors_of_a_heavy_holder_are_paced() -> None:
+async def test_a_flood_of_errors_takes_a_fifth_of_the_loop_beside_others() -> None:
+    """Four began in each turn of the loop, so that others waited for four in each of their own."""
     on = Clocked()
-    await on.take("good", 100, 0.0001)
-    on.turns.debts.charge("evil", 1.0, now())
-    counting = asyncio.ensure_future(on.count_loop_turns())
+    for _ in range(200):
+        await on.take("good", 100, 0.0001)
+        on.cpu_s += 0.001
+        on.turns.answered("good")  # the mean of an answer
+    on.turns.debts.charge("evil", 5.0, now())
+    began, at = now(), list[float]()
 
     async def error(holder: str) -> None:
         await on.turns.pace(holder)
-        on.loop_turns.append(on._loop_turn)
+        at.append(now() - began)
 
-    on.loop_turns.clear()
-    await asyncio.gather(*(error("evil") for _ in range(3 * AT_ONCE)))
-    assert max(Counter(on.loop_turns).values()) == AT_ONCE
-    on.loop_turns.clear()
-    await asyncio.gather(*(error("good") for _ in range(3 * AT_ONCE)))
-    assert len(set(on.loop_turns)) == 1
-    counting.cancel()
+    await asyncio.gather(*(error("evil") for _ in range(5)), error("good"))
+    assert at == pytest.approx([0.0, 0.0, *(PAUSE * 0.001 * n for n in range(1, 5))], rel=0.1)
+    # Who has waited for very long gets its error.
+    on.turns.debts.charge("evil", 100.0, now())
+    work = on.take("good", 2 * MIB, 100.0)
+    await asyncio.gather(work, error("evil"))
+    assert at[-1] < 2 * MOST_WAIT_S
