@@ -1,7 +1,5 @@
 """Chained hashes of the blocks of a prompt, by which the policy recognises equal prefixes."""
 
-from typing import Self
-
 from xxhash import xxh3_64_intdigest
 
 LARGE_BYTES = 1 << 20  # a body of this size is parsed in steps, so that other requests go on
@@ -16,13 +14,11 @@ def chain(prompt: "bytes | BlockHashes", block_bytes: int, salt: str | None) -> 
     """Return chained hashes of the full blocks, the first of them chained to the cache salt."""
     if isinstance(prompt, BlockHashes):
         return prompt.hashes()
-    before, hashes = first_hash(salt), []
+    before, size, digest = first_hash(salt), block_bytes, xxh3_64_intdigest
     # A view is slower than copying a block within the CPU's cache, and faster beyond it.
     text = prompt if len(prompt) < LARGE_BYTES else memoryview(prompt)
-    for start in range(0, len(prompt) - block_bytes + 1, block_bytes):
-        before = xxh3_64_intdigest(text[start : start + block_bytes], before)
-        hashes.append(before)
-    return tuple(hashes)
+    starts = range(0, len(prompt) - size + 1, size)
+    return tuple([before := digest(text[start : start + size], before) for start in starts])
 
 
 def identity(prompt: "bytes | BlockHashes", block_bytes: int, hashes: tuple[int, ...]) -> int:
@@ -34,7 +30,7 @@ def identity(prompt: "bytes | BlockHashes", block_bytes: int, hashes: tuple[int,
 class BlockHashes:
     """The hashes of a large prompt, which is not kept, because a copy of 16 MB takes 10 ms.
 
-    `+=` adds bytes. `len` is the number of all bytes so far.
+    `len` is the number of all bytes so far.
 
     Attributes:
         rest: bytes after the last full block.
@@ -50,13 +46,14 @@ class BlockHashes:
     def __len__(self) -> int:
         return self._length
 
-    def __iadd__(self, data: bytes, /) -> Self:
+    def write(self, data: bytes, /) -> None:
+        """Add bytes."""
         size, rest = self._block_bytes, self.rest
         self._length += len(data)
         begin = size - len(rest) if rest else 0
         if begin > len(data):
             rest += data
-            return self
+            return
         text = memoryview(data)
         if begin:
             rest += text[:begin]
@@ -65,7 +62,6 @@ class BlockHashes:
         for start in range(begin, end, size):
             self._add(text[start : start + size])
         self.rest = bytearray(text[end:])
-        return self
 
     def _add(self, block: bytes | bytearray | memoryview) -> None:
         self._before = xxh3_64_intdigest(block, self._before)

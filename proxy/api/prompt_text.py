@@ -6,7 +6,8 @@ is bounded: items are counted before they are looped over.
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self
+from io import BytesIO
+from typing import Any, NamedTuple
 
 import orjson
 from xxhash import xxh3_128, xxh3_128_digest
@@ -28,11 +29,8 @@ REASONING = (
 )  # the new name and the old one
 
 
-class Text(Protocol):
-    """A bytearray or BlockHashes, to which text is added."""
-
-    def __iadd__(self, data: bytes, /) -> Self: ...
-    def __len__(self) -> int: ...
+Text = BytesIO | BlockHashes
+"""Text is written to it. A BytesIO gives its content uncopied."""
 
 
 class PromptText(NamedTuple):
@@ -62,7 +60,7 @@ def messages_text(
         raise invalid_type(name, "a list of one or more messages", name)
     items = counted(0, messages, name)
     # Appended at once: each result of orjson holds a buffer of 1 KB or more, however short it is.
-    text: Text = bytearray() if into is None else into
+    text: Text = BytesIO() if into is None else into
     media = 0
     _add_preamble(text, fields)
     if system is not None:
@@ -88,7 +86,7 @@ def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, 
     _add_role(text, message)
     content = message.get("content")
     if isinstance(content, str):
-        text += content.encode()
+        text.write(content.encode())
     elif content is not None and not add_text(text, content):
         if not isinstance(content, list):
             raise invalid_type("content", "a string or a list of parts", "messages")
@@ -97,17 +95,17 @@ def _add_message(text: Text, message: dict[str, Any], items: int) -> tuple[int, 
     if calls := message.get("tool_calls"):
         if isinstance(calls, list):
             items = counted(items, calls, "messages")
-        text += _dumped(calls)
+        text.write(_dumped(calls))
     return items, media
 
 
 def add_text(text: Text, value: Any) -> bool:
     """Add a string of any length. False, and nothing is added, if the value is not a string."""
     if isinstance(value, str):
-        text += value.encode()
+        text.write(value.encode())
     elif isinstance(value, LongText):
         for piece in value.pieces:
-            text += piece
+            text.write(piece)
     else:
         return False
     return True
@@ -116,21 +114,21 @@ def add_text(text: Text, value: Any) -> bool:
 def _add_preamble(text: Text, fields: dict[str, Any]) -> None:
     """Add the parts that a chat template puts before the messages: tools, documents, options."""
     if tools := fields.get("tools"):
-        text += _dumped(tools)
+        text.write(_dumped(tools))
     if isinstance(documents := fields.get("documents"), list) and documents:
-        text += _dumped(documents)
+        text.write(_dumped(documents))
     if isinstance(options := fields.get("chat_template_kwargs"), dict) and options:
-        text += _dumped(options)
+        text.write(_dumped(options))
 
 
 def _add_role(text: Text, message: dict[str, Any]) -> None:
     """Add the role of a message, and its reasoning."""
     role = message.get("role")
     # The backend rejects any other role. Its JSON may be nested too deeply to be dumped here.
-    text += f"\0{role if isinstance(role, str) else ''}\0".encode()
+    text.write(f"\0{role if isinstance(role, str) else ''}\0".encode())
     for name in REASONING:
         if (thought := message.get(name)) and not add_text(text, thought):
-            text += _dumped(thought)
+            text.write(_dumped(thought))
 
 
 def counted(before: int, items: list[Any], param: str) -> int:
@@ -155,9 +153,9 @@ def _add_parts(text: Text, parts: list[Any]) -> int:
         if isinstance(part, dict) and not isinstance(part.get("type", ""), str | None):
             raise invalid_type("The type of a content part", "a string", "messages")
         if not isinstance(part, dict):
-            text += _dumped(part)
+            text.write(_dumped(part))
         elif tokens := media_tokens(part):
-            text += xxh3_128_digest(_dumped(part, _begin_and_digest))
+            text.write(xxh3_128_digest(_dumped(part, _begin_and_digest)))
             media += tokens
         elif not add_text(text, part.get("text")):
             media += _add_item(text, part)
@@ -171,15 +169,15 @@ def _add_item(text: Text, item: dict[str, Any]) -> int:
     """
     dumped = _dumped(item, _stand_in)
     if len(dumped) < LONG_BYTES:
-        text += dumped
+        text.write(dumped)
         return 0
     without = WithoutMedia()
     try:
         copy = without.copy(item)
     except RecursionError:  # nested so deeply that no API knows it
-        text += dumped
+        text.write(dumped)
         return 0
-    text += _dumped(copy) if without.differs else dumped
+    text.write(_dumped(copy) if without.differs else dumped)
     return without.tokens
 
 
@@ -223,4 +221,4 @@ def _flat(value: Any, long: Callable[[Any], str]) -> bytes:
 
 def made(text: Text) -> bytes | BlockHashes:
     """Return finished text as bytes, or as the hashes that it was added to."""
-    return text if isinstance(text, BlockHashes) else bytes(text)  # type: ignore[call-overload]
+    return text.getvalue() if isinstance(text, BytesIO) else text

@@ -35,10 +35,10 @@ def unforwardable(headers: CIMultiDictProxy[str]) -> str | None:
     for name in _TO_BACKEND:
         if name in headers:
             values = headers.getall(name)
-            for value in values:
-                if not (value.isascii() and value.isprintable()):
-                    return name
-            if name == "authorization" and len(values) > 1:
+            text = "".join(values)
+            if not (text.isascii() and text.isprintable()):
+                return name
+            if len(values) > 1 and name == "authorization":
                 return name
     return None
 
@@ -65,11 +65,13 @@ def to_client(headers: Mapping[str, str], status: int) -> dict[str, str]:
     let a shared cache keep the response.
     """
     passed = {name: headers[name] for name in _TO_CLIENT if name in headers}
-    for name, most in _WAITS.items() if status >= 400 else ():
-        value = headers.get(name, "")
-        if value.isascii() and value.isdecimal() and len(value) <= 8 and 1 <= int(value) <= most:
-            passed[name] = value
-    control = headers.get("cache-control", "").lower()
-    if "public" not in control and any(word in control for word in _PRIVATE):
-        passed["cache-control"] = headers["cache-control"]
+    if status >= 400:
+        for name, most in _WAITS.items():
+            value = headers.get(name, "")
+            if value.isascii() and value.isdecimal() and len(value) <= 8 and 0 < int(value) <= most:
+                passed[name] = value
+    if (control := headers.get("cache-control")) is not None:
+        words = control.lower()
+        if "public" not in words and any(word in words for word in _PRIVATE):
+            passed["cache-control"] = control
     return passed

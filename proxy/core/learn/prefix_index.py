@@ -199,15 +199,17 @@ class PrefixIndex:
                 oldest.anonymous -= gone
                 self._anonymous -= gone
                 excess -= gone
-            elif self._outlived(oldest):
-                touches.popleft()
-            else:
-                oldest.left -= 1
-                block = oldest.blocks[oldest.left]
-                if held.get(block) == oldest.stamp:
-                    del held[block]
+                continue
+            blocks, left, stamp, get = oldest.blocks, oldest.left, oldest.stamp, held.get
+            while excess > 0 and left and get(block := blocks[left - 1]) == stamp:
+                del held[block]
+                if self._holders is not None:
                     self._leave(block)
-                    excess -= 1
+                left -= 1
+                excess -= 1
+            oldest.left = left
+            if excess > 0:  # all others were used again since
+                touches.popleft()
 
     def _outlived(self, touch: Touch) -> bool:
         """True if no block of the Touch is left: all were evicted or used again since."""

@@ -32,7 +32,7 @@ CHATS = [
 def test_any_pieces(pieces: list[bytes], salt: str | None) -> None:
     hashes = BlockHashes(BLOCK_BYTES, salt)
     for piece in pieces:
-        hashes += piece
+        hashes.write(piece)
     whole = b"".join(pieces)
     chained = chain(whole, BLOCK_BYTES, salt)
     assert (len(hashes), hashes.hashes()) == (len(whole), chained)
