@@ -145,7 +145,7 @@ class Forecast:
         hopeful = [
             o
             for o in allowed
-            if attainable(waiting.request, limits, o) or self._backends[o.backend].idle
+            if self._backends[o.backend].idle or attainable(waiting.request, limits, o)
         ]
         if not hopeful:
             hopeful = self._idle_elsewhere(waiting, now)

@@ -149,10 +149,11 @@ class LiveHistory:
             tokens = record.request.prompt_tokens  # as estimated on arrival
         for tally in self._now.of(record):
             tally.requests += 1
-            tally.rejected += rejected
-            tally.left += left
-            tally.failed += failed
             tally.prompt_tokens += tokens
+            if rejected or left or failed:
+                tally.rejected += rejected
+                tally.left += left
+                tally.failed += failed
 
     def take(self, now: float) -> None:
         """End the sample that is being counted, and begin the next one."""
