@@ -150,15 +150,15 @@ class App:
             self._telemetry.finished(record, status, self._driver.clock())
         # Complete the headers of a response that is not a stream, and send it.
         whole = not response.prepared
-        if whole and (status == 404 or (status >= 400 and not memory.holder)):
-            await self.turns.pace(holder)
+        if status >= 400:
+            await self.turns.pace(holder, status, body_read=bool(memory.holder))
         if whole and REQUEST_ID not in response.headers:  # neither an error nor a backend's
             response.headers.update(self._stream_headers(record))
         # After a stream that promised keep-alive, the client may send one more request.
         may_close = whole or response.headers.get("Connection") == "close"
         if self.draining or (self.leaving and may_close) or cannot_go_on(request):
             response.force_close()
-        memory.shrink(large_bytes(response) if whole else 0)  # the request is not needed any more
+        memory.shrink(large_bytes(response))  # the request is not needed any more
         if whole:
             await send_whole(request, response, self._watchdog)
         return response

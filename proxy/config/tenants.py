@@ -113,11 +113,11 @@ class Tenants(Section):
 
     @field_validator("known")
     @classmethod
-    def _unlisted_are_apart(cls, known: dict[str, KnownTenant]) -> dict[str, KnownTenant]:
-        unlisted = known.get(UNLISTED)
+    def _unlisted_are_apart(cls, entries: dict[str, KnownTenant]) -> dict[str, KnownTenant]:
+        unlisted = entries.get(UNLISTED)
         if unlisted is not None and (unlisted.trust_group or unlisted.certificates):
             raise ValueError("known.*: strangers to each other have no trust_group or certificates")
-        return known
+        return entries
 
     @model_validator(mode="after")
     def _one_tenant_for_a_name(self) -> Self:

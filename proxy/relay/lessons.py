@@ -113,8 +113,9 @@ class Lessons(StreamListener):
         parsed, record = self._shaped.parsed, self._shaped.record
         if parsed.dialect.keeps_responses:
             tokens = record.prompt_tokens + record.output_tokens
-            kept, home = self._learners.kept, self._link.name
-            kept.add(record.tenant, response_id, parsed.request, home, tokens)
+            self._learners.kept.add(
+                record.tenant, response_id, parsed.request, self._link.name, tokens
+            )
 
     def cut(self, limit: str) -> None:
         learners = self._learners

@@ -264,11 +264,14 @@ class LoopTurns:
             await asyncio.sleep(0)  # what comes of it takes a while, too
         return result
 
-    async def pace(self, holder: str) -> None:
+    async def pace(self, holder: str, status: int, *, body_read: bool) -> None:
         """Let a holder with a large debt wait before it gets an error: it asks again at once.
 
-        So a flood of requests that are rejected takes a fifth of the loop, beside others' work.
+        So a flood of 404, or of requests that are rejected without their body, leaves four fifths
+        of the loop to other holders. Other errors wait for nothing.
         """
+        if body_read and status != 404:
+            return
         now = self._clock()
         self.debts.seen(holder, now)
         if self.debts.heavy(holder, now) and not self.debts.alone(now):

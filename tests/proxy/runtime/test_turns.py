@@ -226,7 +226,7 @@ async def test_a_flood_of_errors_takes_a_fifth_of_the_loop_beside_others() -> No
     began, at = now(), list[float]()
 
     async def error(holder: str) -> None:
-        await on.turns.pace(holder)
+        await on.turns.pace(holder, 401, body_read=False)
         at.append(now() - began)
 
     await asyncio.gather(*(error("evil") for _ in range(5)), error("good"))
