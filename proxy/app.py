@@ -240,7 +240,7 @@ class App:
         with Opening(request, dialect, every_s, reply_headers, record, self._watchdog) as opening:
             shaped = ShapedRequest(
                 request, raw, body, parsed, record, reply_headers, memory, opening, observed,
-                sent=SentText() if parsed.continues else None,
+                sent=SentText() if parsed.continues and len(self._backends.links) > 1 else None,
             )  # fmt: skip
             try:
                 response = await self._granted(shaped)
