@@ -318,17 +318,12 @@ class App:
         fields = await parse_any(body, in_pieces=True)
         self._parsed_count += 1
         parsed = read_fields(
-            self._reading,
-            fields,
-            body,
-            request.headers,
+            self._reading, fields, body, request.headers,
             id_=f"{id_}/{self._parsed_count}",  # unique, though clients may repeat their id
-            dialect=dialect or dialect_of(fields),
-            tenant=tenant,
-            salts=self._security.salts,
-            ignore_salt=self._backends.salts.ignored,
+            dialect=dialect or dialect_of(fields), tenant=tenant,
+            salts=self._security.salts, ignore_salt=self._backends.salts.ignored,
             counted=bool(self._config.usage.path) or self._config.tenants.counts_usage(tenant),
-        )
+        )  # fmt: skip
         if (counts_as := self._config.tenants.counted_as(tenant)) != tenant:
             parsed = replace(parsed, request=parsed.request.with_(tenant=counts_as))
         return parsed

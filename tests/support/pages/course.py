@@ -146,6 +146,7 @@ def here(number: int) -> str:
 
 
 def _value(name: str, key: str, *where: str) -> str:
+    found: dict[str, Any]
     if name == real_model.BLOCK:
         found = {"figures": real_model.figures()}
     else:
