@@ -60,7 +60,6 @@ class App:
         self._telemetry = services.telemetry
         self._protection = services.protection
         self._security = services.security
-        # Limits of tenants, and of memory, that hold for every request.
         self._quota = UnqueuedQuota(services.driver, services.metrics)
         rejected, models = services.metrics.rejected, services.backends.models
         self._allowances = Allowances(
@@ -177,7 +176,8 @@ class App:
         if request.method not in methods:
             return answer_method(request, methods, self._cors)
         if path in DIALECTS:
-            return await self._shaped(request, raw, DIALECTS[path], record, memory)
+            target = raw if self._observes else path  # vLLM reads no query here
+            return await self._shaped(request, target, DIALECTS[path], record, memory)
         if request.method != "POST" and request.can_read_body:
             # Servers differ in whether they read this body: forwarded, it could become a request.
             raise ApiError(400, "bad_http", f"{request.method} takes no body here.", close=True)
@@ -204,7 +204,7 @@ class App:
         return await read_client_body(request, limit, wait_s, memory, took=took, turn=turn)
 
     async def _shaped(
-        self, request: web.BaseRequest, raw: str, dialect: Dialect, record: RequestRecord,
+        self, request: web.BaseRequest, target: str, dialect: Dialect, record: RequestRecord,
         memory: RequestMemory,
     ) -> web.StreamResponse:  # fmt: skip
         """Serve a shaped request: parse it, queue or reject it, relay the response."""
@@ -220,7 +220,7 @@ class App:
             if self._must_read(record.tenant):
                 raise
             return await self._unshaped.serve(
-                request, raw, body, model=Wanted(""), record=record, memory=memory,
+                request, target, body, model=Wanted(""), record=record, memory=memory,
                 reply_headers=self._stream_headers(record), observed=True,
             )  # fmt: skip
         if parsed.previous_id:
@@ -239,7 +239,7 @@ class App:
         every_s = self._config.timeouts.keep_alive if parsed.streams and not observed else 0.0
         with Opening(request, dialect, every_s, reply_headers, record, self._watchdog) as opening:
             shaped = ShapedRequest(
-                request, raw, body, parsed, record, reply_headers, memory, opening, observed,
+                request, target, body, parsed, record, reply_headers, memory, opening, observed,
                 sent=SentText() if parsed.continues and len(self._backends.links) > 1 else None,
             )  # fmt: skip
             try:
