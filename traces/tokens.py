@@ -93,7 +93,7 @@ class VocabularyCount:
 class TokenizerFile:
     """Counts with a model's own tokenizer.json, as its server does.
 
-    A special token in a text is one token. Those that a server adds to a prompt do not count.
+    A special token in a text is one token. Tokens that a server adds to a prompt do not count.
     """
 
     exact = True

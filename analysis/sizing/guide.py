@@ -241,7 +241,7 @@ def sharing_takes_minutes(question: Question) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PooledFleet:
+class LeastPools:
     """Engines that only prefill and engines that only decode, for the targets of an answer.
 
     Attributes:
@@ -257,7 +257,7 @@ class PooledFleet:
         return self.prefill + self.decode
 
 
-def least_pools(answer: SizingAnswer, run: JobRunner) -> PooledFleet | None:
+def least_pools(answer: SizingAnswer, run: JobRunner) -> LeastPools | None:
     """Find the fewest engines in two pools that meet the targets with every seed.
 
     None: twice the engines that do both are not enough. Of each number, the three splits nearest
@@ -266,26 +266,26 @@ def least_pools(answer: SizingAnswer, run: JobRunner) -> PooledFleet | None:
     """
     question, work = answer.question, answer.around[answer.gpus][0].usage.prefill_part
 
-    def with_engines(count: int) -> PooledFleet | None:
+    def with_engines(count: int) -> LeastPools | None:
         splits = sorted(range(1, count), key=lambda prefill: abs(prefill - work * count))
         for prefill in splits[:3]:
             pooled = replace(question.scenario, gpus=count, pools=(prefill, count - prefill))
-            asked = replace(question, scenario=pooled, decides=True)
-            jobs = [(replace(asked, seed=seed), count) for seed in answer.seeds]
+            decided = replace(question, scenario=pooled, decides=True)
+            jobs = [(replace(decided, seed=seed), count) for seed in answer.seeds]
             judged = run.all(ask, jobs)
             if all(judgement.met for judgement in judged):
-                return PooledFleet(prefill, count - prefill, judged)
+                return LeastPools(prefill, count - prefill, judged)
         return None
 
     # From as many engines as do both, go down while fewer are enough, else up.
     count = max(2, answer.gpus)
-    found = with_engines(count)
-    while found and count > 2 and (fewer := with_engines(count - 1)):
-        found, count = fewer, count - 1
-    while not found and count < 2 * answer.gpus:
+    least = with_engines(count)
+    while least and count > 2 and (fewer := with_engines(count - 1)):
+        least, count = fewer, count - 1
+    while not least and count < 2 * answer.gpus:
         count += 1
-        found = with_engines(count)
-    return found
+        least = with_engines(count)
+    return least
 
 
 def _variants(question: Question) -> dict[str, Question]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from forebay.analysis.sizing.guide import (
-    PooledFleet,
+    LeastPools,
     SizingAnswer,
     Validation,
     sharing_takes_minutes,
@@ -97,7 +97,7 @@ def _busy(judged: Sequence[FleetJudgement]) -> float:
     return fmean(judgement.busy for judgement in judged)
 
 
-def pools_json(pooled: PooledFleet | None, price: dict[str, float] | None) -> dict[str, Any]:
+def pools_json(pooled: LeastPools | None, price: dict[str, float] | None) -> dict[str, Any]:
     """The fleet in pools as plain data. null: no number of engines is enough."""
     return {
         "prefill": pooled and pooled.prefill,
@@ -108,9 +108,9 @@ def pools_json(pooled: PooledFleet | None, price: dict[str, float] | None) -> di
 
 
 def pools_lines(
-    answer: SizingAnswer, pooled: PooledFleet | None, price: dict[str, float] | None
+    answer: SizingAnswer, pooled: LeastPools | None, price: dict[str, float] | None
 ) -> list[str]:
-    """Say what separate pools of prefill and decode need for the same targets."""
+    """Describe the separate pools of prefill and decode engines for the same targets."""
     link = answer.question.scenario.kv_link.bytes_per_s / 1e9
     before = f"in pools, keys and values moving at {link:g} GB/s:"
     if pooled is None:
