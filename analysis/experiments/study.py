@@ -44,10 +44,13 @@ Engines = Annotated[
 ]
 Lengths = Annotated[str, typer.Option("--lengths", help="Prompt tokens; k is 1,024.")]
 CALIBRATION = inspect.Parameter(
-    "calibration", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[
+    "calibration",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
         Path | None, typer.Option(help="Step-time constants, as `engine fit -o` writes them.")
     ],
-)  # fmt: skip
+)
 """Of a sim: target, as `forebay engine` takes it."""
 PromptTokens = Annotated[
     int, typer.Option("--prompt-tokens", min=1, help="Prompt tokens of every request.")
@@ -207,9 +210,8 @@ def command(kind: type[Study]) -> Callable[..., None]:
     """Return the Typer command of a study: an option for each field, its own before the shared."""
 
     own = inspect.signature(kind, eval_str=True).parameters
-    flags = {
-        **inspect.signature(EngineFlags, eval_str=True).parameters, CALIBRATION.name: CALIBRATION,
-    }  # fmt: skip
+    flags = dict(inspect.signature(EngineFlags, eval_str=True).parameters)
+    flags[CALIBRATION.name] = CALIBRATION
 
     def called(context: typer.Context, *, targets: Any, **arguments: Any) -> None:
         options = {name: value for name, value in arguments.items() if name in own}
@@ -269,8 +271,9 @@ def _ascending(text: str, option: str, fits: Callable[[float], bool], what: str)
 def command_line(context: typer.Context) -> str:
     """The command as typed, without secrets."""
     words = context.command_path.split()
-    for option in context.command.params:
-        name, value = option.name or "", context.params.get(option.name or "")
+    options = {option.name: option for option in context.command.params}
+    for name, value in context.params.items():
+        option = options[name]
         if value is None or name == SECRET:
             continue
         if (value is False or getattr(option, "hidden", False)) and not is_given(context, name):

@@ -83,12 +83,12 @@ def read_gauges(folder: Path) -> ServerGauges:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    wanted = [series for gauge in GAUGES.values() for series in gauge.series]
+    names = [series for gauge in GAUGES.values() for series in gauge.series]
     try:
-        table = pq.read_table(file, filters=[("name", "in", wanted)])
+        table = pq.read_table(file, filters=[("name", "in", names)])
         of_series, numbers = (
-            [table.column(name).to_pylist() for name in names]
-            for names in (("source", "name", "labels"), ("s", "value"))
+            [table.column(name).to_pylist() for name in columns]
+            for columns in (("source", "name", "labels"), ("s", "value"))
         )
     except (pa.ArrowException, OSError, KeyError) as error:
         line = str(error).partition("\n")[0]

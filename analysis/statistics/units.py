@@ -69,18 +69,12 @@ def money(values: Sequence[float | None]) -> list[str]:
     return [NONE if v is None else f"{v:,.{decimals}f}" for v in values]
 
 
-def joules(values: Sequence[float | None], unit: str = "J") -> list[str]:
-    """Format amounts with the prefix of the largest: `850 J`, `1.20 MJ`."""
-    largest = max((v for v in values if v), default=0.0)
-    scale, prefix = next(
-        (each for each in ((1e6, "M"), (1e3, "k")) if largest >= each[0]), (1.0, "")
-    )
-    decimals = 2 if largest < 10 * scale else 1 if largest < 100 * scale else 0
-    return [NONE if v is None else f"{v / scale:,.{decimals}f} {prefix}{unit}" for v in values]
-
-
 def watts(values: Sequence[float | None]) -> list[str]:
-    return joules(values, "W")
+    return [NONE if v is None else f"{v:,.0f} W" for v in values]
+
+
+def joules(values: Sequence[float | None]) -> list[str]:
+    return [NONE if v is None else f"{v:,.1f} J" for v in values]
 
 
 def ratios(values: Sequence[float | None]) -> list[str]:

@@ -28,9 +28,13 @@ from forebay.traces.ground.command_line.options import (
 from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.analysis.tune.figures import Observed
     from forebay.analysis.tune.otherwise import Answer
     from forebay.analysis.tune.traffic import Traffic
     from forebay.replay.sim.scenario import Scenario
+    from forebay.traces.ground.schema import TraceRequest
 
 EXAMPLE = """Say what would have been with other routers, flags and numbers of GPUs.
 
@@ -143,7 +147,7 @@ def tune_command(arguments: TuneArguments, flags: EngineFlags) -> None:
 
 
 def largest_gain(admin: str, since_s: float, config: Path | None) -> tuple[str, str] | None:
-    """Say what vLLM's flag or the scheduler class would have brought, and how to start it.
+    """Return a sentence on the gain by vLLM's flag or the scheduler class, and how to start it.
 
     For `forebay doctor`, within seconds: the recent requests of a proxy that captures them. None if
     they are few, if neither is better by more than the twin is off, or if the twin does not repeat
@@ -151,41 +155,52 @@ def largest_gain(admin: str, since_s: float, config: Path | None) -> tuple[str, 
     """
     import shlex
 
-    from forebay.analysis.tune.calibrate import calibrated
-    from forebay.analysis.tune.otherwise import otherwise
-    from forebay.analysis.tune.plays import Player
-    from forebay.analysis.tune.setups import SCHEDULER, serve_words
+    from forebay.analysis.tune.setups import serve_words
     from forebay.analysis.tune.traffic import fitted, observed_of, read_traffic
-    from forebay.replay.plan.slo import default_slos
 
+    # Read the traffic and the present set-up.
     try:
         traffic = read_traffic(admin, since_s, None, MOST_PLAYED, last_bytes=LAST_BYTES)
         base = _present(TuneArguments(source=admin, config=config), EngineFlags(), traffic)
         rows = fitted(traffic.rows, base.engine.context, "error")
     except InputError:  # nothing is captured, or the model is not known
         return None
-    slos, observed = default_slos(base.buckets()), observed_of(rows)
-    if observed is None:
+    observed = observed_of(rows)
+    answer = None if observed is None else _flags_played(base, rows, observed)
+    if answer is None or answer.verdict.best is None:
         return None
-    run = partial(map, Player(rows, slos).play)
-    answer = otherwise(base, rows, slos, run, observed=observed, most_change=SCHEDULER)
-    if answer.twin.why_not:
-        with suppress(ModuleNotFoundError):  # scipy, which the proxy does not need
-            if (better := calibrated(base, rows, FEW_FITTED)) is not None:
-                base = better
-                answer = otherwise(base, rows, slos, run, observed=observed, most_change=SCHEDULER)
-    best = answer.verdict.best
-    if best is None:
-        return None
-    known = set(serve_words(base.engine))
-    flags = [word for word in serve_words(best.set_up.scenario.engine) if word not in known]
+    # Name the flags that the present servers lack.
+    present = set(serve_words(base.engine))
+    words = serve_words(answer.verdict.best.set_up.scenario.engine)
+    flags = shlex.join(word for word in words if word not in present)
     said = answer.verdict.sentence.removesuffix(".")
     return (
         f"{said[0].lower()}{said[1:]} ({answer.requests:,} captured requests, played; the twin is "
         f"off by {answer.twin.error:.0%})",
-        f"start vLLM with {shlex.join(flags)} and give it to each backend in the proxy's file "
-        f"(`forebay tune {admin}` compares more set-ups)",
+        f"start vLLM with {flags} and give it to each backend in the proxy's file (`forebay tune "
+        f"{admin}` compares more set-ups)",
     )
+
+
+def _flags_played(
+    base: "Scenario", rows: "Sequence[TraceRequest]", observed: "Observed"
+) -> "Answer":
+    """Play the flag and the scheduler class. The twin is fitted if it repeats nothing as it is."""
+    from forebay.analysis.tune.calibrate import calibrated
+    from forebay.analysis.tune.otherwise import otherwise
+    from forebay.analysis.tune.plays import Player
+    from forebay.analysis.tune.setups import SCHEDULER
+    from forebay.replay.plan.slo import default_slos
+
+    slos = default_slos(base.buckets())
+    run = partial(map, Player(rows, slos).play)
+    ask = partial(otherwise, observed=observed, most_change=SCHEDULER)
+    answer = ask(base, rows, slos, run)
+    if answer.twin.why_not:
+        with suppress(ModuleNotFoundError):  # scipy, which the proxy does not need
+            if (better := calibrated(base, rows, FEW_FITTED)) is not None:
+                return ask(better, rows, slos, run)
+    return answer
 
 
 def _show(answer: "Answer", traffic: "Traffic", arguments: TuneArguments) -> None:

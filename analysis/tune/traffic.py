@@ -156,6 +156,7 @@ def running_proxy(admin: str) -> RunningProxy:
         status = ask_json(admin, "/status", "uptime_s")
     except Unreachable as error:
         raise _not_a_proxy(admin, error) from None
+    # Only one process that captures has all of the traffic.
     if "workers" in status:
         raise InputError(
             f"{admin}: a proxy with --workers captures in a file for each worker; "
@@ -166,6 +167,7 @@ def running_proxy(admin: str) -> RunningProxy:
             f"{admin}: this proxy keeps no traffic; set capture.path in its file "
             "(docs/how-to/record-traffic.md), restart it, and come back after some traffic"
         )
+    # The first backend stands for all.
     backends = status["backends"]
     models = {name for backend in backends for name in backend["models"] or ()}
     first: Mapping[str, Any] = backends[0] if backends else {}

@@ -44,7 +44,6 @@ Example:
   forebay doctor --admin http://127.0.0.1:9090 --config forebay.yaml
 """
 WIDTH = 80
-OTHERWISE = "what would have been"
 
 app = new_app(help=EXAMPLE)
 
@@ -66,7 +65,6 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     from forebay.proxy.diagnose.checks import CHECKS, examine
-    from forebay.proxy.diagnose.doctor.finding import Finding
 
     # A finding of the window is not repeated as an earlier finding.
     whole = ask_all(admin, since)
@@ -79,10 +77,7 @@ def doctor(
 
         findings += examine_file(config, os.environ, scene)
         checked.append(CHECK)
-    if _may_gain(scene):
-        checked.append(OTHERWISE)
-        gain = from_lab("largest_gain")(admin, since, config)
-        findings += [] if gain is None else [Finding(OTHERWISE, "info", *gain)]
+    findings += _otherwise(admin, since, config, scene)
     # Print the findings, then what was checked.
     if as_json:
         data = {
@@ -106,15 +101,22 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _may_gain(scene: "Scene") -> bool:
-    """True if traffic is captured, and a backend has neither vLLM's flag nor the scheduler class.
+def _otherwise(admin: str, since_s: float, config: Path | None, scene: "Scene") -> "list[Finding]":
+    """Say what would have been with the flag or the scheduler class, if a backend has neither.
 
-    Then the last requests can be played with them.
+    The lab plays the captured traffic.
     """
-    return bool(scene.status.get("capture")) and any(
-        not backend.get("long_prefill_token_threshold") and backend.get("scheduler") != "forebay"
-        for backend in scene.backends().values()
-    )
+    from forebay.proxy.diagnose.doctor.finding import Finding
+
+    lacks = [
+        name
+        for name, backend in scene.backends().items()
+        if not backend.get("long_prefill_token_threshold") and backend.get("scheduler") != "forebay"
+    ]
+    if not lacks or not scene.status.get("capture"):
+        return []
+    gain = from_lab("largest_gain")(admin, since_s, config)
+    return [] if gain is None else [Finding("what would have been", "info", *gain)]
 
 
 def ask_all(admin: str, since_s: float) -> "Scene":

@@ -32,8 +32,12 @@ FRAMES = 20  # frames between which rates are computed: 10 s
 PRINTED_EVERY_S = 10.0
 
 
-class Moment(NamedTuple):
-    """The live figures of a moment that rates are made of. `ttft` are counts of its histogram."""
+class ShownFigures(NamedTuple):
+    """The live figures of a moment, from which rates are computed.
+
+    Attributes:
+        ttft: the counts of the histogram.
+    """
 
     at_s: float
     sent: int
@@ -134,14 +138,14 @@ def _can_write(terminal: Any) -> bool:
         return True
 
 
-def moment_of(live: Live, now_s: float) -> Moment:
+def moment_of(live: Live, now_s: float) -> ShownFigures:
     import numpy
 
     counts = numpy.frombuffer(live.ttft.counts, dtype=numpy.int64).copy()
-    return Moment(now_s, live.sent, live.done, live.output_tokens, counts)
+    return ShownFigures(now_s, live.sent, live.done, live.output_tokens, counts)
 
 
-def frame(live: Live, plan: ReplayPlan, before: Moment, now: Moment) -> list[str]:
+def frame(live: Live, plan: ReplayPlan, before: ShownFigures, now: ShownFigures) -> list[str]:
     """Return the lines of the screen. Rates and TTFT are of the time between the two moments."""
     schedule, seconds = plan.schedule, max(now.at_s - before.at_s, 1e-9)
     planned = f" of {schedule.window_s:,.0f} s" if schedule.window_s else ""

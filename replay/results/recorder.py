@@ -45,7 +45,7 @@ class Live:
 
     Attributes:
         unread: requests that have ended and are not recorded yet.
-        output_tokens: of the requests that are done.
+        output_tokens: tokens of the requests that are done.
         rejected, failed: numbers of requests by reason.
         gauges: the samples of `--metrics`, if there are any.
     """

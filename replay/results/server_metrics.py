@@ -85,20 +85,18 @@ class ServerGauges:
 
     def samples(self, source: str, series: str, labels: Mapping[str, str]) -> "array[float] | None":
         """Return an array for the times and values of a series in turn, None if it is no gauge."""
-        name = _GAUGE_OF.get(series)
-        if name is None:
-            return None
+        devices = self._devices.get(_GAUGE_OF.get(series, ""))
         device = labels.get("UUID") or f"{source} {sorted(labels.items())}"
-        return self._devices[name].setdefault(device, array("d"))
+        return None if devices is None else devices.setdefault(device, array("d"))
 
     def latest(self, since_s: float) -> dict[str, float]:
         """Return the gauges that every device has reported since `since_s`."""
-        found = {}
+        gauges = {}
         for name, devices in self._devices.items():
             values = [each[-1] for each in devices.values() if each and each[-2] >= since_s]
             if values and len(values) == len(devices):
-                found[name] = _together(name, values)
-        return found
+                gauges[name] = _together(name, values)
+        return gauges
 
     def means(self, name: str, edges: Any) -> Any:
         """Return the mean of a gauge between each two of the ascending times `edges`.
@@ -137,11 +135,10 @@ def _together(name: str, of_devices: Sequence[Any]) -> Any:
 
 def gauge_text(values: Mapping[str, float | None]) -> str:
     """Format the known gauges among `values`, "" if there are none."""
-    known = [(gauge, values.get(name)) for name, gauge in GAUGES.items()]
     return "   ".join(
         f"{gauge.label} {f'{value:.0%}' if gauge.unit == 'share' else f'{value:,.0f} W'}"
-        for gauge, value in known
-        if value is not None
+        for name, gauge in GAUGES.items()
+        if (value := values.get(name)) is not None
     )
 
 
@@ -285,10 +282,10 @@ class MetricsSampler:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def every_second(self, clock: Clock, table: MetricsTable | None) -> None:
+    async def every_second(self, clock: Clock, table: MetricsTable) -> None:
         """Sample until cancelled. A page that takes longer than a second skips samples."""
         every_s = max(1.0, LEAST_GAP_WALL_S * clock.scale)
-        while table is not None:
+        while True:
             await self.sample(clock, table)
             await clock.sleep(every_s - clock.now() % every_s)
 

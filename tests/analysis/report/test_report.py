@@ -468,8 +468,8 @@ class TestPlots:
         ]  # fmt: skip
         assert "GPU" not in plain
         lines = {line.key: line.texts for line in compare_all(runs)[0].lines}
-        assert lines["power_w"] == ["1.40 kW", "–"]
-        assert lines["energy_j_per_request"] == ["704 J", "352 J"]
+        assert lines["power_w"] == ["1,400 W", "–"]
+        assert lines["energy_j_per_request"] == ["704.0 J", "352.0 J"]
         assert "gpu_use" not in lines
         # A damaged file is an error that names it.
         (run / "metrics.parquet").write_bytes(b"PAR1")

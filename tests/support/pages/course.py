@@ -146,14 +146,10 @@ def here(number: int) -> str:
 
 
 def _value(name: str, key: str, *where: str) -> str:
-    found: dict[str, Any]
-    if name == real_model.BLOCK:
-        found = {"figures": real_model.figures()}
-    else:
-        found = results().get(name) or commands()[name]
+    found: dict[str, Any] = results().get(name) or commands().get(name) or real_model.figures()
     if not where:
         path, _, form = key.partition(":")
-        return format(found["figures"][path], form)
+        return format(found.get("figures", found)[path], form)
     wanted = dict(item.split("=", 1) for item in where)
     (row,) = [r for r in found["rows"] if all(str(r.get(k)) == v for k, v in wanted.items())]
     (cell,) = cells_of(Column(key, "", kinds_of(found["command"])[key]), [row[key]])
