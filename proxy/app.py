@@ -48,6 +48,7 @@ class App:
     """Handles every request of the public port."""
 
     def __init__(self, config: Config, services: Services) -> None:
+        # The services of the proxy, each by its name.
         self._port = services.port
         self._driver = services.driver
         self._backends = services.backends

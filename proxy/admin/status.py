@@ -101,17 +101,17 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
 
 
 def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
-    """Return what the network side knows of a backend, with its health unless it is removed."""
+    """Return the drain, the lost model and the health of a backend. One removed has no health."""
     name, health = backend.name, backends.health
     link = backends.links.get(name)
     drained = link is not None and link.drained
-    told = {
+    fields = {
         "draining": backend.draining or drained,
         "lost_model": link.lost_model if link is not None else "",
     }
     if name not in health:
-        return told
-    return {**told, **health.status(name, now)}
+        return fields
+    return {**fields, **health.status(name, now)}
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:
