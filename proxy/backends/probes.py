@@ -359,6 +359,6 @@ def _is_good(status: int) -> bool:
 
 
 def _lost(link: BackendLink, models: Container[str]) -> str:
-    """Return the model that a server had first, if its list lacks it now. "": none."""
+    """Return the model that a server had first, if its list lacks it now, or ""."""
     first = link.lost_model or next(iter(link.models or ()), "")  # the main model stands first
     return "" if first in models else first

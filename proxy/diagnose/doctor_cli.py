@@ -102,7 +102,7 @@ def doctor(
 
 
 def _otherwise(admin: str, since_s: float, config: Path | None, scene: "Scene") -> "list[Finding]":
-    """Say what would have been with the flag or the scheduler class, if a backend has neither.
+    """Report the gain by the flag or the scheduler class, if a backend has neither.
 
     The lab plays the captured traffic.
     """
