@@ -96,10 +96,7 @@ def result_of(search: LoadSearch, bracket: Bracket | None, slos: Sequence[str]) 
     else:
         at = {point.rate_per_s: point for point in points}
         highest, fails = (at.get(question.load(end)) for end in (bracket.low, bracket.high))
-    # A curve is there for its figures, so it only says why none of its loads is proven.
-    unproven = _unsure(points, highest, fails, question) if bracket else []
-    if bracket is None and highest is fails is None:
-        unproven = _unproven(points)
+    unproven = _unsure(points, highest, fails, question if bracket else None)
     return SearchResult(
         highest_per_s=highest.rate_per_s if highest else None,
         fails_at_per_s=fails.rate_per_s if fails else None,
@@ -180,9 +177,14 @@ def _unsure(
     points: Sequence[CurvePoint],
     highest: CurvePoint | None,
     fails: CurvePoint | None,
-    question: SearchQuestion,
+    question: SearchQuestion | None,
 ) -> list[str]:
-    """Name the loads that a search could not prove, and the cure."""
+    """Name the loads that a search could not prove, and the cure.
+
+    Without a question, as a curve is there for its figures, only why none of its loads is proven.
+    """
+    if question is None:
+        return _unproven(points) if highest is fails is None else []
     # A trace that is too short proves nothing at a high rate, or leaves the answer wide.
     sentences = []
     unsure = [point for point in points if point.met is None]

@@ -101,17 +101,17 @@ def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:
 
 
 def _state(backends: Backends, backend: Backend, now: float) -> dict[str, Any]:
-    """Return the drain, the lost model and the health of a backend. One removed has no health."""
+    """Return the state of a backend's link, with its health unless it is being removed."""
     name, health = backend.name, backends.health
     link = backends.links.get(name)
     drained = link is not None and link.drained
-    fields = {
+    state = {
         "draining": backend.draining or drained,
         "lost_model": link.lost_model if link is not None else "",
     }
     if name not in health:
-        return fields
-    return {**fields, **health.status(name, now)}
+        return state
+    return {**state, **health.status(name, now)}
 
 
 def _prefix_index(backend: Backend) -> dict[str, Any]:

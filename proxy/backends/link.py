@@ -86,6 +86,11 @@ class BackendLink:
             return model in self.only
         return serves(self.models, model)
 
+    def replace_models(self, models: Entries) -> None:
+        """Use the models that the server lists now, its main model first."""
+        lost = self.lost_model or next(iter(self.models or {}), "")
+        self.models, self.lost_model = models, "" if lost in models else lost
+
     def learn_model(self, name: str) -> None:
         """Add a model that it serves without naming it. The oldest of too many is forgotten."""
         if not self.models or name in self.models:

@@ -8,7 +8,7 @@ this is logged once, and the backend is used when it comes up.
 
 import asyncio
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
@@ -292,7 +292,7 @@ class Prober:
         learned = {name: entry for name, entry in before.items() if isinstance(entry, LearnedEntry)}
         models = {**models, **{k: entry for k, entry in learned.items() if k not in models}}
         changed = link.models is None or models.keys() != link.models.keys()
-        link.models, link.lost_model = models, _lost(link, models)
+        link.replace_models(models)
         if changed:
             self._models_known(link)
 
@@ -356,9 +356,3 @@ def _count(labels: Mapping[bytes, bytes], name: bytes) -> float | None:
 
 def _is_good(status: int) -> bool:
     return 200 <= status < 300
-
-
-def _lost(link: BackendLink, models: Container[str]) -> str:
-    """Return the model that a server had first, if its list lacks it now, or ""."""
-    first = link.lost_model or next(iter(link.models or ()), "")  # the main model stands first
-    return "" if first in models else first

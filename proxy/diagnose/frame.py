@@ -155,11 +155,12 @@ class Change:
 def _backend(name: str, scene: Scene, change: Change) -> BackendLine:
     mine = [b for status in scene.statuses() for b in status["backends"] if b["name"] == name]
     backend = scene.backends()[name]
-    states = (b.get("state", "up" if b["up"] else "draining") for b in mine)
+    # A backend that is being removed has no state.
+    state = next((s for b in mine if (s := b.get("state", "draining")) != "up"), "up")
     kv_tokens = backend["kv_tokens"]
     return BackendLine(
         name=name,
-        state="draining" if backend["draining"] else next((s for s in states if s != "up"), "up"),
+        state="draining" if backend["draining"] else state,
         running=scene.sent_now(name),
         slots=backend["max_concurrency"],
         prefills=sum(b["prefills"] for b in mine),

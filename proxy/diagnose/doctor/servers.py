@@ -62,7 +62,7 @@ def _out_of_rotation(scene: Scene) -> Found:
         state = backend["state"]
         text = f"{name} has been {state.replace('_', '-')} for {backend['state_s']:.0f} s: "
         look = "check its clocks, temperature and other users"
-        remedy = look if " times as late" in backend["why"] else "read its log"
+        remedy = look if " times as late" in str(backend["why"]) else "read its log"
         remedy += "; it comes back after a trial"
         if state == "down":
             remedy = "start it, and check that the proxy reaches its URL"
