@@ -102,9 +102,9 @@ def doctor(
 
 
 def _otherwise(admin: str, since_s: float, config: Path | None, scene: "Scene") -> "list[Finding]":
-    """Report the gain by the flag or the scheduler class, if a backend has neither.
+    """Play the captured traffic with the flag and the scheduler class, if a backend has neither.
 
-    The lab plays the captured traffic.
+    The lab does it, and finds nothing if neither is better.
     """
     from forebay.proxy.diagnose.doctor.finding import Finding
 
