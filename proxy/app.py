@@ -61,12 +61,11 @@ class App:
         self._telemetry = services.telemetry
         self._protection = services.protection
         self._security = services.security
+        # Limits of tenants, and of memory, that hold for every request.
         self._quota = UnqueuedQuota(services.driver, services.metrics)
         rejected, models = services.metrics.rejected, services.backends.models
-        self._allowances = Allowances(
-            services.driver.clock, Spending(services.driver.shaper.peering), models, rejected
-        )
-        services.exchange.budgets = self._allowances.spending
+        services.exchange.budgets = spending = Spending(services.driver.shaper.peering)
+        self._allowances = Allowances(services.driver.clock, spending, models, rejected)
         self._budget = ByteBudget(request_bytes(config.limits), config.reject_status)
         self.turns = LoopTurns()
         self._parsed_count = 0
@@ -382,9 +381,8 @@ class App:
         limited = permitted_models(self._config, record.tenant, models) is not None
         named = self._config.usage.path is not None and not may_be_form(path)
         if body and (salts or models.matter or named or limited):
-            content_type = request.headers.get("content-type", "")
             work = prepared(
-                body, content_type, record.tenant, salts, models,
+                body, request.headers.get("content-type", ""), record.tenant, salts, models,
                 form=may_be_form(path), names_model=limited, must=self._must_read(record.tenant),
             )  # fmt: skip
             body, model = await self.turns.take(memory.holder, len(body), work)
