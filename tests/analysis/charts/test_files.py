@@ -16,19 +16,19 @@ LETTERS = (0x1B, 0x1F, 0x24)  # the colour of the key, of notes and of titles
 RISE = [(1.0, 1.0), (100.0, 100.0)]
 
 
-def needs_cairo() -> None:
-    try:
-        import cairosvg  # noqa: F401
-    except (ImportError, OSError):  # the second: the library of the system
-        pytest.skip("pip install 'forebay[png]', and the library Cairo")
+def rendered(drawn: str) -> bytes:
+    """Return the drawing as PNG, or skip the test where nothing renders it."""
+    files = plot_files("plot", drawn)
+    if "plot.png" not in files:
+        pytest.skip("pip install 'forebay[png]', and the library Cairo of the system")
+    return files["plot.png"]
 
 
 def dark(drawn: str, left: float, top: float, right: float, bottom: float) -> int:
     """Count the pixels of letters in a part of a drawing, in its units."""
-    needs_cairo()
-    from PIL import Image
+    png = rendered(drawn)
+    from PIL import Image  # CairoSVG needs it
 
-    png = plot_files("plot", drawn)["plot.png"]
     image = Image.open(io.BytesIO(png)).convert("RGB")
     assert image.size == (WIDTH * SCALE, HEIGHT * SCALE)
     part = image.crop((left * SCALE, top * SCALE, right * SCALE, bottom * SCALE))
@@ -56,7 +56,7 @@ def test_titles_are_drawn_by_every_renderer() -> None:
 def test_a_study_writes_a_picture_of_its_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_cairo()
+    rendered(plot("a"))
     words = ["experiment", "memory", "--target", "sim:llama-3-8b@h200", "--out", str(tmp_path)]
     assert main(words) == 0
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
