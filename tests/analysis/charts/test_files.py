@@ -4,6 +4,7 @@ import io
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forebay.analysis.charts.files import SCALE, plot_files
@@ -29,11 +30,11 @@ def dark(drawn: str, left: float, top: float, right: float, bottom: float) -> in
     png = rendered(drawn)
     from PIL import Image  # CairoSVG needs it
 
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    assert image.size == (WIDTH * SCALE, HEIGHT * SCALE)
-    part = image.crop((left * SCALE, top * SCALE, right * SCALE, bottom * SCALE))
-    pixels = part.tobytes()
-    return sum(tuple(pixels[at : at + 3]) == LETTERS for at in range(0, len(pixels), 3))
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+    assert pixels.shape == (HEIGHT * SCALE, WIDTH * SCALE, 3)
+    rows = slice(round(top * SCALE), round(bottom * SCALE))
+    part = pixels[rows, round(left * SCALE) : round(right * SCALE)]
+    return int((part == LETTERS).all(axis=2).sum())
 
 
 def plot(name: str, note: str = "ridge") -> str:
