@@ -7,6 +7,7 @@ when a socket opens. `shaper.py` has the events that lead here.
 from collections.abc import Collection, Sequence
 from math import inf
 
+from forebay.proxy.core.learn.cost import PRIOR_FIXED_S
 from forebay.proxy.core.model import INSTANT_S, Action, Reject, RejectReason, Send
 from forebay.proxy.core.policy.admission import stands
 from forebay.proxy.core.policy.coalesce import (
@@ -19,6 +20,7 @@ from forebay.proxy.core.policy.coalesce import (
 from forebay.proxy.core.policy.kv_wait import kv_need
 from forebay.proxy.core.policy.order import due_at, first
 from forebay.proxy.core.policy.routing import Option, Route
+from forebay.proxy.core.policy.start import fills
 from forebay.proxy.core.policy_state import PolicyState
 from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.fleet import heads_of
@@ -166,7 +168,8 @@ def send(
     )  # fmt: skip
     # Charge the tenant, and drop predictions that rest on the old state.
     if state.precedence.on:
-        state.precedence.sent(waiting, sent.prefill_s, now)
+        alone_s = PRIOR_FIXED_S * request.sequences if fills(backend, waiting) else 0.0
+        state.precedence.sent(waiting, sent.prefill_s + alone_s, now)  # as if sent one by one
         state.queues.reorder()  # another tenant may be next
         state.note_use(request.tenant, sent.prefill_s, now)
     state.forecast.moved(backend)

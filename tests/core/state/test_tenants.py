@@ -183,6 +183,15 @@ def test_batches_leave_an_engine_to_others() -> None:
     assert any(one.done_at is not None for one in batches)
 
 
+def test_batches_take_turns_with_chats_on_a_single_engine() -> None:
+    """Each batch keeps out all others while it runs: it counts as many requests, not as one."""
+    batch = {"prompt_tokens": 20, "sequences": 64, "most_tokens": 64, "answer_tokens": 64}
+    batches = [Ask(2.0 + number / 2, "a", **batch) for number in range(40)]  # type: ignore[arg-type]
+    chats = [Ask(number / 4, "b", 20, answer_tokens=4) for number in range(100)]
+    Stage(engines=1, slots=64, kv_tokens=400_000).play(batches + chats)
+    assert sum(chat.first_at is not None and chat.first_at - chat.at < 2.0 for chat in chats) > 90
+
+
 def test_a_batch_beyond_all_slots_is_served() -> None:
     batch = Ask(5.0, prompt_tokens=10_000, tenant="", sequences=1_000, most_tokens=16)
     chats = [Ask(number / 3, "", answer_tokens=60, timeout_s=inf) for number in range(60)]
