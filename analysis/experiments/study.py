@@ -51,7 +51,7 @@ CALIBRATION = inspect.Parameter(
         Path | None, typer.Option(help="Step-time constants, as `engine fit -o` writes them.")
     ],
 )
-"""Of a sim: target, as `forebay engine` takes it."""
+"""Constants of a sim: target, as `forebay engine` takes them."""
 PromptTokens = Annotated[
     int, typer.Option("--prompt-tokens", min=1, help="Prompt tokens of every request.")
 ]

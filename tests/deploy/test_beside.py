@@ -27,7 +27,7 @@ NGINX, HAPROXY = (shutil.which(name, path=PATHS) for name in ("nginx", "haproxy"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
-    """Two simulated servers; the rest of the ports is free."""
+    """Yield two simulated servers and free ports."""
     logs, at = tmp_path_factory.mktemp("engines"), Ports()
     with ExitStack() as running:
         for port in at.free[:2]:

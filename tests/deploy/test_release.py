@@ -124,7 +124,7 @@ def test_the_bill_of_materials_lists_the_lock(tmp_path: Path) -> None:
 
 
 def script(job: str, step: str) -> str:
-    """What a step of the release workflow runs; the step has this `id`."""
+    """Return the script of the step of the release workflow with this `id`."""
     release = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text(encoding="utf-8"))
     (found,) = (each for each in release["jobs"][job]["steps"] if each.get("id") == step)
     return str(found["run"])

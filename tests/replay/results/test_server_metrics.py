@@ -30,7 +30,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 class Pages:
-    """A server whose page counts its readers; `broken` pages answer 500. `more` is added."""
+    """A server whose page counts its readers. `broken` pages answer 500. `more` is added."""
 
     def __init__(self, broken: tuple[int, ...] = (), more: str = "") -> None:
         self.broken = broken

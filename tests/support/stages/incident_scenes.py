@@ -165,7 +165,7 @@ async def paced(count: int, gap_s: float, send: Callable[[int], Coroutine[Any, A
 
 
 async def chats(on: Stage, seconds: float, **more: Any) -> None:
-    """Send a chat each half second; the sessions share a long beginning."""
+    """Send a chat each half second. The sessions share a long beginning."""
     await paced(int(2 * seconds), 0.5, lambda n: ask(on, 1_500, f"session {n % 7}", **more))
 
 
