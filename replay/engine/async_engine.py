@@ -70,11 +70,14 @@ class AsyncEngineCore(EngineCore):
             raise RuntimeError("a step is running")
         step = self._next
         while step is None or not step.tokens:  # an empty step takes no time on the GPU
-            step = self.scheduler.schedule(now)
+            step = self.scheduler.schedule(now, self._admitting_s)
             if not step.tokens and not step.preempted:
+                if self.loading:
+                    break
                 raise RuntimeError(f"nothing can be scheduled: {self!r}")
         self._step = step
-        self._next = self.scheduler.schedule(now) if self._requests else None
+        admitting_s = self._admitting_s
+        self._next = self.scheduler.schedule(now, admitting_s) if self._requests else None
         return self._lasts(step)
 
     def _outputs(self, step: Scheduled) -> list[EngineRequest]:

@@ -16,7 +16,7 @@ from forebay.replay.engine.hardware.memory import (
     engine_budget,
 )
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
-from forebay.replay.engine.limits import POLICIES, SchedulerLimits, check_chunks, read_pause
+from forebay.replay.engine.limits import POLICIES, SchedulerLimits, check_together, read_pause
 from forebay.replay.engine.placement import (
     check_block_size,
     check_groups,
@@ -24,6 +24,7 @@ from forebay.replay.engine.placement import (
     check_precision,
     check_room,
     check_step,
+    host_limits,
     rank_of,
     served_model,
     unmeasured,
@@ -129,7 +130,7 @@ class EngineConfig(EngineFlags):
             raise InputError(
                 f"--scheduling-policy {self.scheduling_policy}: give {' or '.join(POLICIES)}"
             )
-        check_chunks(self.limits())
+        check_together(self.limits())
         check_groups(self.kv_budget.layout, self.release, self._draft())
         self._check_lengths()
         self.step_constants()
@@ -298,6 +299,10 @@ class EngineConfig(EngineFlags):
             "hash_lookahead": int(heads and not self.release.drops_hit_block),
             "pause_s": read_pause(self.scheduler_cls, self.additional_config),
         }
+        # Options of the host's memory, and defaults by version.
+        if self.kv_offloading_size is not None:
+            ranks = 1 if self.model_spec.latent else self.tensor_parallel_size
+            values |= host_limits(self.kv_offloading_size, self.gpu_spec, ranks, layout)
         if self.scheduler_reserve_full_isl is None:
             values["scheduler_reserve_full_isl"] = self.release.reserves_full_isl
         if not self.release.paces_prefills:

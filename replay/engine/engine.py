@@ -14,6 +14,9 @@ from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled, Scheduler
 from forebay.replay.engine.timing.api_server import ApiServer
 
+IDLE_S = 0.001
+"""Seconds that vLLM's loop sleeps while all requests wait for blocks (`_process_engine_step`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -118,6 +121,12 @@ class EngineCore:
         return self.scheduler.prefix_hits
 
     @property
+    def loading(self) -> int:
+        """Return the number of waiting requests whose blocks come from the host's memory."""
+        loading = self.scheduler.loading
+        return 0 if loading is None else len(loading.copies.loading())
+
+    @property
     def preemptions(self) -> int:
         return self.scheduler.preemptions
 
@@ -151,8 +160,8 @@ class EngineCore:
         """Schedule a step, and return the seconds until `finish_step` is due."""
         if self._step is not None:
             raise RuntimeError("a step is running")
-        step = self._step = self.scheduler.schedule(now)
-        if not step.tokens and not step.preempted:
+        step = self._step = self.scheduler.schedule(now, self._admitting_s)
+        if not step.tokens and not step.preempted and not self.loading:
             raise RuntimeError(f"nothing can be scheduled: {self!r}")
         return self._lasts(step)
 
@@ -160,7 +169,10 @@ class EngineCore:
         """Set and return the seconds of the step that starts, with the admissions before it."""
         timing = self.timing
         # A step that preempts may schedule no request: it takes only the CPU's time.
-        self._step_s = timing.step_s(step.work) if step.tokens else timing.calibration.step_s
+        if step.tokens:
+            self._step_s = timing.step_s(step.work)
+        else:
+            self._step_s = timing.calibration.step_s if step.preempted else IDLE_S
         self._duration_s, self._admitting_s = self._admitting_s + self._step_s, 0.0
         return self._duration_s
 

@@ -197,6 +197,13 @@ class EngineFlags(ModelFlags):
             "by 5 to 30 % between them."
         ),
     ] = NEWEST
+    kv_offloading_size: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB of the host's memory for copies of KV blocks, of all ranks together; "
+            "default: none."
+        ),
+    ] = None
     watermark: Annotated[
         float, typer.Option(help="Share of KV blocks kept free when a request is admitted.")
     ] = 0.0

@@ -42,6 +42,8 @@ class SchedulerLimits:
     drops_hit_block: bool = False  # a prefix hit loses its last block: draft heads need its states
     pause_s: float = 0.0  # longest pause by Forebay's scheduler; 0: vLLM's own scheduler
     hash_lookahead: int = 0  # tokens after a block that its hash covers too
+    host_blocks: int = 0  # blocks that the host's memory holds (--kv-offloading-size)
+    host_block_s: float = 0.0  # seconds to load one of them
 
 
 FOREBAY_CLASS = "forebay"
@@ -72,8 +74,8 @@ def read_pause(scheduler_cls: str | None, additional_config: str | None) -> floa
         raise InputError(str(error)) from None
 
 
-def check_chunks(limits: SchedulerLimits) -> None:
-    """Raise InputError for options that Forebay's scheduler excludes."""
+def check_together(limits: SchedulerLimits) -> None:
+    """Raise InputError for options that exclude each other."""
     if limits.pause_s and not (
         limits.enable_chunked_prefill and limits.prefill_schedule_interval == 1
     ):
@@ -81,3 +83,11 @@ def check_chunks(limits: SchedulerLimits) -> None:
             "--scheduler-cls forebay divides prompts among steps itself: leave out "
             "--no-enable-chunked-prefill and --prefill-schedule-interval"
         )
+    beside_copies = {
+        "--no-enable-prefix-caching": not limits.enable_prefix_caching,
+        "--scheduler-cls forebay": limits.pause_s > 0,
+        "--speculative-config": limits.proposed_tokens > 0,
+    }
+    for option, stated in beside_copies.items():
+        if limits.host_blocks and stated:
+            raise InputError(f"--kv-offloading-size: not simulated with {option}; leave one out")

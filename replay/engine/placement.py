@@ -4,6 +4,7 @@ Each function takes a whole model and returns what one GPU computes, or says in 
 would not start: the option, its value and the remedy.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from forebay.replay.engine.hardware.gpu_sheet import features_of
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvLayout
 from forebay.replay.engine.hardware.layers import PLAIN, Heads, Mixture, Recurrent, WeightFormat
 from forebay.replay.engine.hardware.memory import MemoryBudget
-from forebay.replay.engine.hardware.specs import GpuFeatures, GpuSpec, ModelSpec
+from forebay.replay.engine.hardware.specs import GIB, GpuFeatures, GpuSpec, ModelSpec
 from forebay.replay.engine.vllm_versions import NEWEST, VllmRelease
 from forebay.traces.ground.errors import InputError
 
@@ -267,6 +268,29 @@ def check_links(gpu: GpuSpec, ranks: int) -> None:
         raise _unstated(gpu, "link_bandwidth", "bytes/s in one direction, such as 450e9")
     if ranks > 1 and features.link_latency_s is None:
         raise _unstated(gpu, "link_latency_s", "seconds of a small all-reduce, such as 5e-6")
+
+
+def host_limits(gib: float, gpu: GpuSpec, ranks: int, layout: KvLayout) -> dict[str, float]:
+    """Return the KV blocks that the host's memory holds, and the seconds to load one.
+
+    Args:
+        ranks: GPUs that each have their own part of a block.
+
+    Raises:
+        InputError: copies in the host's memory cannot be simulated.
+    """
+    if not 0 < gib < math.inf:
+        raise InputError(f"--kv-offloading-size {gib}: give GiB, more than 0")
+    rate = features_of(gpu).host_bandwidth
+    if rate is None:
+        raise _unstated(gpu, "host_bandwidth", "bytes/s from the host's memory, such as 63e9")
+    if not layout.one_kind:
+        raise InputError(
+            "--kv-offloading-size: only models whose layers all keep the whole context are "
+            "simulated with it; leave it out"
+        )
+    blocks = int(gib * GIB / (layout.block_bytes * ranks))
+    return {"host_blocks": blocks, "host_block_s": layout.block_bytes / rate}
 
 
 def _unstated(gpu: GpuSpec, key: str, what: str) -> InputError:

@@ -60,6 +60,7 @@ class EngineRequest:
         "in_flight",
         "junction",
         "last_token_s",
+        "loaded_tokens",
         "lookup",
         "lookup_at",
         "max_tokens",
@@ -127,6 +128,7 @@ class EngineRequest:
         self.state_at = -1  # place of the state of the step before in its table
         self.retired = 0  # places in front that hold no state any more
         self.cached_tokens = -1  # prefix hit at the first admission, -1 before it
+        self.loaded_tokens = 0  # by its last load from the host's memory
         self.preemptions = 0
         self.aborted = False
         self.process: ApiProcess | None = None

@@ -15,6 +15,9 @@ The rules, in order:
 5. With prefill_schedule_interval N, the N - 1 steps after a step that prefilled only decode, unless
    the last step free to prefill left requests waiting.
 
+6. With --kv-offloading-size, a prompt whose next blocks are copied in the host's memory waits until
+   they are loaded (`LoadingQueue`).
+
 `vllm_versions` names the rules of older versions. With --scheduler-cls forebay, `PlannedQueue`
 orders WAITING and caps each prefill.
 
@@ -29,7 +32,12 @@ from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
-from forebay.replay.engine.waiting import PlannedQueue, PrefillInterval, WaitingQueue
+from forebay.replay.engine.waiting import (
+    LoadingQueue,
+    PlannedQueue,
+    PrefillInterval,
+    WaitingQueue,
+)
 
 
 @dataclass(slots=True)
@@ -74,10 +82,17 @@ class Scheduler:
         self.preemptions = 0
         self._block_size = limits.block_size
         self.tables = tables_of(limits, pool)
+        # The queue of the options.
         self.planned = PlannedQueue(limits, self.tables, pool) if limits.pause_s else None
-        self.waiting = (
-            WaitingQueue(limits.scheduling_policy) if self.planned is None else self.planned
-        )
+        self.loading = None
+        if limits.host_blocks:
+            self.loading = LoadingQueue(
+                limits, self.tables, pool, self._can_load, self._count_lookup
+            )
+        queues: tuple[WaitingQueue | None, ...] = (self.planned, self.loading)
+        plain = WaitingQueue(limits.scheduling_policy)
+        self.waiting = next((queue for queue in queues if queue is not None), plain)
+        # Limits as numbers, because each step reads them.
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs
         self._fcfs = limits.scheduling_policy == "fcfs"
@@ -94,7 +109,7 @@ class Scheduler:
 
     def remove(self, request: EngineRequest) -> None:
         """Remove a waiting or running request and free its blocks."""
-        if request.blocks or request in self.running:
+        if request in self.running:
             self.running.remove(request)
             self._release(request)
         else:
@@ -108,19 +123,24 @@ class Scheduler:
             gone = set(map(id, requests))
             self.running = [request for request in self.running if id(request) not in gone]
         for request in requests:
+            if self.loading is not None:
+                self.loading.copies.touch(request)
             self._release(request)
 
-    def schedule(self, now: float = 0.0) -> Scheduled:
+    def schedule(self, now: float = 0.0, admitting_s: float = 0.0) -> Scheduled:
         """Decide the next step and record it in the requests.
 
         Args:
             now: seconds on the clock of `EngineRequest.queued_s`.
+            admitting_s: seconds from now until the engine has admitted its new requests.
         """
         limits, step, cap = self.limits, Scheduled(), self._prefill_cap()
         self.tables.begin_step()
         if self.planned is not None:
             seats, reserve = self._seats - len(self.running), self._watermark_blocks
             self.planned.plan(now, self.running, seats, cap, reserve if self.running else 0)
+        if self.loading is not None:
+            self.loading.begin(now + admitting_s)
         if limits.prefill_schedule_interval > 1:
             self._interval.begin(self.running)
         budget = self._schedule_running(step, limits.max_num_batched_tokens, cap)
@@ -129,6 +149,8 @@ class Scheduler:
                 self._schedule_waiting(step, budget, cap)
             self._interval.admitted(len(self.waiting))
         self._commit(step)
+        if self.loading is not None:
+            self.loading.store(step.tokens)
         if self._tracks_prefills:
             self._note_prefills(step)
         for request in step.admitted:
@@ -229,7 +251,7 @@ class Scheduler:
             if request is None:
                 break
             # Look its prefix up, and count the tokens that it may compute.
-            computed = tables.look_up(request) * self._block_size
+            computed = self._cached(request)
             if limits.counts_every_lookup:
                 self._count_lookup(request, computed)
             count = request.tokens - computed
@@ -256,17 +278,38 @@ class Scheduler:
         for request in reversed(overtaken):
             waiting.put_back(request)
 
+    def _cached(self, request: EngineRequest) -> int:
+        """Return the tokens of a waiting request that are in the KV cache."""
+        if request.blocks:  # they were loaded
+            return request.computed
+        return self.tables.look_up(request) * self._block_size
+
     def _has_room(self, request: EngineRequest, end: int) -> bool:
-        spare = self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
-        return self.tables.admissible(request, end, spare)
+        return self.tables.admissible(request, end, self._spare_blocks())
+
+    def _spare_blocks(self) -> int:
+        return self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
+
+    def _can_load(self, request: EngineRequest, count: int) -> bool:
+        """Return True if `count` blocks behind the cached ones leave enough for begun prefills."""
+        size, hits = self._block_size, request.lookup[0]
+        if not self._has_room(request, (len(hits) + count) * size):
+            return False
+        holders = self.loading.holders() if self.loading is not None else []
+        owed = sum(
+            max(0, -(-holder.tokens // size) - len(holder.blocks))
+            for holder in (*self.running, *holders)
+        )
+        return count + self.pool.count_free(hits) + owed <= self._spare_blocks()
 
     def _admit(self, request: EngineRequest, computed: int, count: int, step: Scheduled) -> None:
         """Move a request to RUNNING: `computed` tokens are cached, `count` are in the step."""
         self.running.append(request)
-        self.tables.take_hits(request)
+        if not request.blocks:
+            self.tables.take_hits(request)
+            if not self.limits.counts_every_lookup:
+                self._count_lookup(request, computed)
         request.computed = computed
-        if not self.limits.counts_every_lookup:
-            self._count_lookup(request, computed)
         if request.cached_tokens < 0:
             request.cached_tokens = computed
         fits = self.tables.extend(request, computed + count)

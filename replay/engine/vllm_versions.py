@@ -112,6 +112,7 @@ SINCE = {
     "max_num_queued_reqs": "0.29",
     "max_num_queued_tokens": "0.29",
     "max_num_active_seqs": "0.32",
+    "kv_offloading_size": "0.32",
     "long_prefill_token_threshold_adaptive": "0.32",
 }
 """First of the versions below that has each option (vLLM 0.31 already has the last two)."""

@@ -1,16 +1,18 @@
 """The queue of waiting requests, and the steps in which prefills wait.
 
 With --scheduler-cls forebay the queue also decides the prefills of each step, in the order and with
-the caps of `proxy.core.policy.engine_step`, as inside vLLM.
+the caps of `proxy.core.policy.engine_step`, as inside vLLM. With --kv-offloading-size it loads
+blocks from the host's memory.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from forebay.proxy.core.learn.step_cost import Chunk, StepCost
 from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.proxy.core.policy.engine_step import EngineSteps, StepLimits
+from forebay.replay.engine.kv_blocks.host_copies import ARRIVING, HostCopies
 from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.kv_blocks.tables import BlockTables
 from forebay.replay.engine.limits import SchedulerLimits
@@ -62,6 +64,105 @@ class WaitingQueue:
             heapify(self._heap)
         else:
             self._line.remove(request)
+
+
+class LoadingQueue(WaitingQueue):
+    """Waiting requests, some of which wait for blocks from the host's memory.
+
+    A request holds its blocks while they are loaded, and starts before all others when they have
+    arrived. Meanwhile a request that needs the same blocks lets others pass.
+
+    Attributes:
+        copies: the host's memory.
+
+    Args:
+        can_load: the answer for a request and the number of its blocks in the host's memory.
+        count_lookup: counts a request that begins to load, and its tokens in the prefix cache.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        tables: BlockTables,
+        pool: BlockPool,
+        can_load: Callable[[EngineRequest, int], bool],
+        count_lookup: Callable[[EngineRequest, int], None],
+    ) -> None:
+        super().__init__(limits.scheduling_policy)
+        self.copies = HostCopies(limits)
+        self._tables = tables
+        self._pool = pool
+        self._block_size = limits.block_size
+        self._arrived: deque[EngineRequest] = deque()  # these start first
+        self._passed: list[EngineRequest] = []  # in this step
+        self._now = 0.0
+        self._can_load = can_load
+        self._count_lookup = count_lookup
+
+    def __len__(self) -> int:
+        waiting = super().__len__() + len(self._passed) + len(self._arrived)
+        return waiting + len(self.copies.loading())
+
+    def begin(self, now: float) -> None:
+        """Begin a step."""
+        self._now = now
+        while self._passed:
+            self.put_back(self._passed.pop())
+        while (request := self.copies.arrived(now)) is not None:
+            if request.aborted:
+                self._tables.release(request)
+            else:
+                self._arrived.append(request)
+
+    def head(self) -> EngineRequest | None:
+        """Return the next request that can start, and begin the loads of requests before it."""
+        if self._arrived:
+            request = self._arrived[0]
+            self._tables.register(request, request.computed // self._block_size)
+            request.computed = min(request.computed, request.tokens - 1)  # the last is computed
+            return request
+        while (waiting := super().head()) is not None:
+            first = self._tables.look_up(waiting)
+            count = self.copies.count(waiting, first, waiting.tokens // self._block_size)
+            if not count:
+                return waiting
+            if count == ARRIVING:
+                self._passed.append(super().pop())
+                continue
+            if not self._can_load(waiting, count):
+                return None
+            self._load(super().pop(), first, first + count)
+        return None
+
+    def pop(self) -> EngineRequest:
+        return self._arrived.popleft() if self._arrived else super().pop()
+
+    def remove(self, request: EngineRequest) -> None:
+        if request in self._arrived:
+            self._arrived.remove(request)
+            self._tables.release(request)
+        elif request in self._passed:
+            self._passed.remove(request)
+        elif not request.blocks:  # otherwise they are free when the load ends
+            super().remove(request)
+
+    def _load(self, request: EngineRequest, first: int, stop: int) -> None:
+        self._count_lookup(request, first * self._block_size)
+        self._tables.take_hits(request)
+        request.blocks += self._pool.allocate(stop - first)
+        request.computed = stop * self._block_size
+        request.loaded_tokens = (stop - first) * self._block_size
+        self.copies.load(request, first, stop, self._now)
+
+    def store(self, scheduled: Iterable[EngineRequest]) -> None:
+        """Copy the blocks of prompts that a step computes."""
+        for request in scheduled:
+            if request.computed <= request.prompt_tokens:
+                self.copies.store(request)
+
+    def holders(self) -> list[EngineRequest]:
+        """Return the waiting requests that hold blocks."""
+        return [*self._arrived, *self.copies.loading()]
 
 
 def steps_of(limits: SchedulerLimits) -> EngineSteps:

@@ -213,6 +213,8 @@ def _value(name: str, text: str) -> Value:
         return text
     kinds = {"gpus": int, "seed": int, "rate": float, "speed": float, "load": float}
     kind = kinds.get(name) or _engine_kind(name)
+    if text == "none" and name in ENGINE_KEYS and NoneType in get_args(_engine_hint(name)):
+        return None
     if kind is bool:
         if text not in ("true", "false"):
             raise InputError(f"--sweep {name}: {text!r} is neither true nor false")
@@ -225,7 +227,11 @@ def _value(name: str, text: str) -> Value:
         raise InputError(f"--sweep {name}: {text!r} is not {what}") from None
 
 
+def _engine_hint(name: str) -> Any:
+    return get_type_hints(EngineConfig)[name]
+
+
 def _engine_kind(name: str) -> type[Any]:
-    hint = get_type_hints(EngineConfig)[name]
+    hint = _engine_hint(name)
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
     return Path if kinds[0] is Path else kinds[0]

@@ -35,7 +35,7 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
         table.add_column("session\nE2E p99", justify="right", no_wrap=True)
     for result in results:
         table.add_row(
-            *(str(result["case"][name]) for name in varied),
+            *("none" if (value := result["case"][name]) is None else str(value) for name in varied),
             f"{sum(result['rejected'].values()):,}",
             f"{result['attainment']:.1%}",
             _number(result["goodput_per_s"], 1.0),

@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
-from math import lcm
+from math import inf, lcm
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvGroup
 from forebay.replay.engine.hardware.layers import Heads
 from forebay.replay.engine.hardware.memory import MemoryBudget
-from forebay.replay.engine.hardware.specs import LLAMA_3_8B, ModelSpec
+from forebay.replay.engine.hardware.specs import GIB, LLAMA_3_8B, GpuFeatures, ModelSpec
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.scheduler import Scheduled
 from forebay.replay.engine.timing.speculation import Speculation
@@ -46,6 +46,7 @@ os.environ.update(VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVE
 VOCABULARY, STOP = 10_000, 9_999
 MOST_STEPS = 20_000  # the longest workload that ends has a tenth of these
 LAYERS = ("one", "windows", "states")
+HOST_BLOCKS = 10_000  # all copies stay
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -169,6 +170,17 @@ def draw_config(rng: random.Random, version: str, model: ModelSpec) -> EngineCon
     return replace(config, num_gpu_blocks_override=needed + spare)
 
 
+def draw_host(rng: random.Random, config: EngineConfig) -> EngineConfig:
+    """Copies in the host's memory in half of the workloads that can have them."""
+    if not config.enable_prefix_caching or config.speculation or config.asynchronous:
+        return config
+    if float(config.vllm_version) < 0.32 or rng.random() < 0.5:
+        return config
+    size = (HOST_BLOCKS + 0.5) * config.kv_budget.layout.block_bytes / GIB
+    at_once = GpuFeatures(host_bandwidth=inf)  # a load ends with the step that begins it
+    return replace(config, gpu=replace(config.gpu_spec, features=at_once), kv_offloading_size=size)
+
+
 def draw_speculation(
     rng: random.Random, budget: int, version: str, model: ModelSpec
 ) -> dict[str, Any]:
@@ -222,11 +234,12 @@ class Ours:
         self.requests: dict[str, EngineRequest] = {}
         self._block_size = config.block_size
         self._lookahead = config.limits().hash_lookahead
+        self.loaded_tokens = 0
         self._plans: list[Scheduled] = []
         schedule = self.core.scheduler.schedule
 
-        def recorded(now: float = 0.0) -> Scheduled:
-            self._plans.append(schedule(now))
+        def recorded(now: float = 0.0, admitting_s: float = 0.0) -> Scheduled:
+            self._plans.append(schedule(now))  # a load ends with its step
             return self._plans[-1]
 
         self.core.scheduler.schedule = recorded  # type: ignore[method-assign]
@@ -269,6 +282,7 @@ class Ours:
     def finish(self) -> list[tuple[str, str | None]]:
         result = self.core.finish_step()
         done = set(map(id, result.finished))
+        self.loaded_tokens += sum(request.loaded_tokens for request in result.finished)
         for request in result.finished:
             del self.requests[request.id]
         return [
@@ -280,7 +294,7 @@ class Ours:
         core, pool = self.core, self.core.pool
         return {
             "running": [request.id for request in core.scheduler.running],
-            "waiting": [request.id for request in core.scheduler.waiting],
+            "waiting": self._waiting(),
             "requests": {
                 name: (request.tokens, request.computed, request.preemptions)
                 for name, request in self.requests.items()
@@ -293,6 +307,13 @@ class Ours:
             "cached blocks": [pool.hash_of(b) is not None for b in range(1, pool.num_blocks)],
             "prefix cache": (core.prefix_queries, core.prefix_hits),
         }
+
+    def _waiting(self) -> list[str]:
+        loading, waiting = self.core.scheduler.loading, self.core.scheduler.waiting
+        if loading is None:
+            return [request.id for request in waiting]
+        running = set(map(id, self.core.scheduler.running))
+        return sorted(name for name, asked in self.requests.items() if id(asked) not in running)
 
 
 class Theirs:
@@ -322,6 +343,12 @@ class Theirs:
             hash_block_size=size,
             log_stats=True,
         )
+        self._hosts = config.kv_offloading_size is not None
+        if self._hosts:
+            from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+            copies = CPUOffloadingManager(config.limits().host_blocks)
+            self.scheduler.connector.connector_scheduler.manager = copies
         self.requests: dict[str, Any] = {}
         self.outputs: dict[str, list[int]] = {}
         self.prefix = [0, 0]
@@ -389,7 +416,7 @@ class Theirs:
         stats = manager.prefix_cache_stats
         return {
             "running": [request.request_id for request in scheduler.running],
-            "waiting": [request.request_id for request in scheduler.waiting],
+            "waiting": self._waiting(),
             "requests": {
                 name: (request.num_tokens, request.num_computed_tokens, request.num_preemptions)
                 for name, request in self.requests.items()
@@ -401,6 +428,12 @@ class Theirs:
             "cached blocks": [b.block_hash is not None for b in pool.blocks[1:]],
             "prefix cache": (self.prefix[0] + stats.queries, self.prefix[1] + stats.hits),
         }
+
+    def _waiting(self) -> list[str]:
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        if not self._hosts:
+            return waiting
+        return sorted(waiting + [r.request_id for r in self.scheduler.kv_holding_waiting])
 
     def _plan(self) -> tuple[Any, set[str]]:
         """A planned step and the requests it takes a token from."""
@@ -435,6 +468,7 @@ class Theirs:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            **({"kv_connector_output": self._transfers(plan)} if self._hosts else {}),
         )
         answer = self.scheduler.update_from_output(plan, output)
         if self._speculation is not None and not self.ahead:
@@ -443,6 +477,19 @@ class Theirs:
             self.prefix[0] += stats.queries
             self.prefix[1] += stats.hits
         return [output for outputs in answer.values() for output in outputs.outputs]
+
+    def _transfers(self, plan: Any) -> Any:
+        """The worker's report: all copies that the plan asks for have ended with its step."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+            OffloadingWorkerMetadata,
+        )
+        from vllm.v1.outputs import KVConnectorOutput
+
+        jobs, told = plan.kv_connector_metadata, OffloadingWorkerMetadata()
+        for job in (*jobs.load_jobs, *jobs.store_jobs):
+            told.mark_completed(job)
+        loaded = {job.req_id for job in jobs.load_jobs.values()}
+        return KVConnectorOutput(finished_recving=loaded, kv_connector_worker_meta=told)
 
     def _sampled(self, plan: Any, name: str, request: Any) -> list[int]:
         """The next token of a request, and the proposals that are accepted before it."""
@@ -513,11 +560,19 @@ def block_hasher(size: int, lookahead: int) -> Any:
 
 
 def vllm_config_of(config: EngineConfig, model: Any) -> Any:
-    from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
+    from vllm.config import (
+        CacheConfig,
+        DeviceConfig,
+        KVTransferConfig,
+        SchedulerConfig,
+        VllmConfig,
+    )
 
     limits = config.limits()
     model.max_model_len = config.context
-    newer = {name: getattr(limits, name) for name in config.release.options if "queued" not in name}
+    newer = {
+        name: getattr(limits, name) for name in config.release.options if hasattr(limits, name)
+    }
     if "prefill_schedule_interval" in newer:  # also where it has no effect
         newer["prefill_schedule_interval"] = config.prefill_schedule_interval
     scheduler = SchedulerConfig(
@@ -534,11 +589,18 @@ def vllm_config_of(config: EngineConfig, model: Any) -> Any:
     cache = CacheConfig(
         block_size=config.block_size, enable_prefix_caching=limits.enable_prefix_caching
     )
+    host = {}
+    if config.kv_offloading_size is not None:
+        more = {"cpu_bytes_to_use": 1 << 20}
+        host["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=more
+        )
     made = VllmConfig(
         model_config=model,
         scheduler_config=scheduler,
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
+        **host,
     )
     if any(group.state for group in limits.groups) and limits.enable_prefix_caching:
         made.cache_config.mamba_cache_mode = "align"
@@ -573,6 +635,8 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
     config = draw_config(rng, version, draw_model(layers_rng, layers))
     if layers == "states":
         config = draw_states(layers_rng, config)
+    elif layers == "one":
+        config = draw_host(layers_rng, config)
     coming = deque(draw_requests(rng, config))
     vllm_config = vllm_config_of(config, model)
     ours, theirs = Ours(config), Theirs(config, vllm_config, StructuredOutputManager(vllm_config))
@@ -583,6 +647,7 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
     seen["speculative workloads"] += config.speculation is not None
     seen["interval workloads"] += config.prefill_schedule_interval > 1
     seen[f"{layers} workloads"] += 1
+    seen["host workloads"] += config.kv_offloading_size is not None
 
     def abort_some() -> None:
         while theirs.requests and rng.random() < aborting:
@@ -612,7 +677,8 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
         abort_some()
         outputs = theirs.finish()
         same(f"{where}: outputs", outputs, ours.finish())
-        compare("delivered")
+        if config.kv_offloading_size is None:  # the blocks of an aborted load are free a step later
+            compare("delivered")
         ours.core.pool.check()
         seen.update(reason for _name, reason in outputs if reason)
         seen["steps"] += 1
@@ -623,6 +689,7 @@ def play(seed: int, version: str, layers: str, model: Any, seen: Counter[str]) -
     same("at the end", {}, theirs.requests)
     seen["preemptions"] += ours.core.preemptions
     seen["hit tokens"] += ours.core.prefix_hits
+    seen["loaded tokens"] += ours.loaded_tokens
     seen["accepted tokens"] += sum(n * count for n, count in enumerate(ours.core.drafted))
 
 

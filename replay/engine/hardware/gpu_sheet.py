@@ -23,21 +23,26 @@ PCIE_LATENCY_S = 20e-6
 # Bytes/s that one GPU sends, and latency.
 _NVLINK_4 = (450e9, NVLINK_LATENCY_S)  # data sheets: 900 GB/s both ways
 _NVLINK_3 = (300e9, NVLINK_LATENCY_S)  # data sheet: 600 GB/s both ways
-_PCIE_4 = (31.5e9, PCIE_LATENCY_S)  # 16 lanes of 16 GT/s
+_PCIE_4_RATE, _PCIE_5_RATE = 31.5e9, 63e9  # 16 lanes of 16 and of 32 GT/s
+_PCIE_4 = (_PCIE_4_RATE, PCIE_LATENCY_S)
 FEATURES = {
     # H100 and H200 data sheets: 3,958/2 and 3,341/2 TFLOP/s FP8.
-    "h200-sxm": GpuFeatures(1979e12, 0.0, *_NVLINK_4),
-    "h200-nvl": GpuFeatures(1670.5e12, 0.0, *_NVLINK_4),
-    "h100-sxm": GpuFeatures(1979e12, 0.0, *_NVLINK_4),
+    "h200-sxm": GpuFeatures(1979e12, 0.0, *_NVLINK_4, host_bandwidth=_PCIE_5_RATE),
+    "h200-nvl": GpuFeatures(1670.5e12, 0.0, *_NVLINK_4, host_bandwidth=_PCIE_5_RATE),
+    "h100-sxm": GpuFeatures(1979e12, 0.0, *_NVLINK_4, host_bandwidth=_PCIE_5_RATE),
     # No FP8 units: FP8 weights are read as 8 bits and multiplied in 16 (vLLM's Marlin kernels).
-    "a100-80gb": GpuFeatures(0.0, 0.0, *_NVLINK_3),
-    "a100-40gb": GpuFeatures(0.0, 0.0, *_NVLINK_3),
+    "a100-80gb": GpuFeatures(0.0, 0.0, *_NVLINK_3, host_bandwidth=_PCIE_4_RATE),
+    "a100-40gb": GpuFeatures(0.0, 0.0, *_NVLINK_3, host_bandwidth=_PCIE_4_RATE),
     # DGX B200: 72/2 and 144/2 PFLOP/s of eight GPUs, NVLink 5 with 1.8 TB/s both ways.
-    "b200": GpuFeatures(4500e12, 9000e12, 900e9, NVLINK_LATENCY_S),
-    "l40s": GpuFeatures(733e12, 0.0, *_PCIE_4),
-    "rtx-4090": GpuFeatures(330.3e12, 0.0, *_PCIE_4),  # with 32-bit sums
+    "b200": GpuFeatures(4500e12, 9000e12, 900e9, NVLINK_LATENCY_S, host_bandwidth=_PCIE_5_RATE),
+    "l40s": GpuFeatures(733e12, 0.0, *_PCIE_4, host_bandwidth=_PCIE_4_RATE),
+    "rtx-4090": GpuFeatures(
+        330.3e12, 0.0, *_PCIE_4, host_bandwidth=_PCIE_4_RATE
+    ),  # with 32-bit sums
     # Seven Infinity Fabric links of 64 GB/s each way, one to each other GPU.
-    "mi300x": GpuFeatures(2614.9e12, 0.0, 448e9, PCIE_LATENCY_S, link_peers=7),
+    "mi300x": GpuFeatures(
+        2614.9e12, 0.0, 448e9, PCIE_LATENCY_S, link_peers=7, host_bandwidth=_PCIE_5_RATE
+    ),
 }
 
 
@@ -81,6 +86,7 @@ _RANGES = {
     "link_bandwidth": _Range(1e8, 1e13, "bytes/s in one direction, such as 450e9"),
     "link_latency_s": _Range(1e-7, 1e-2, "seconds, such as 5e-6"),
     "link_peers": _Range(1, 63, "links to single GPUs, or 0 for a switch"),
+    "host_bandwidth": _Range(1e8, 1e13, "bytes/s from the host's memory, such as 63e9"),
 }
 _OPTIONAL = tuple(field.name for field in fields(GpuFeatures))
 _NEEDED = tuple(field.name for field in fields(GpuSpec) if field.name not in ("name", "features"))

@@ -218,6 +218,7 @@ class GpuFeatures:
         link_latency_s: seconds of an all-reduce of nothing.
         link_peers: links that lead to one other GPU each and share the bandwidth. 0: a switch, so
             that two GPUs use all of it.
+        host_bandwidth: bytes/s from the host's memory.
     """
 
     fp8_flops: float | None = None
@@ -225,6 +226,7 @@ class GpuFeatures:
     link_bandwidth: float | None = None
     link_latency_s: float | None = None
     link_peers: int = 0
+    host_bandwidth: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

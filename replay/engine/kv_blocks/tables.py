@@ -60,14 +60,14 @@ class BlockTables:
         """Return True if `spare` free blocks are enough for all tokens of the request.
 
         Without scheduler_reserve_full_isl, blocks up to `end` and for the draft are enough. Prefix
-        hits in the free list count as needed.
+        hits in the free list count as needed, and blocks that the request holds do not.
         """
         hits = request.lookup[0] if request.lookup else []
         if self._lookahead:
             end = min(end + self._lookahead, self._limits.max_model_len)
         if self._limits.scheduler_reserve_full_isl:
             end = max(end, request.tokens)
-        needed = -(-end // self._block_size) - len(hits)
+        needed = -(-end // self._block_size) - len(hits) - len(request.blocks)
         return needed <= spare and needed + self._pool.count_free(hits) <= spare
 
     def take_hits(self, request: EngineRequest) -> None:

@@ -81,6 +81,7 @@ class EngineMetrics:
         self.choices = EngineHistogram(COUNT_BUCKETS)
         self.preempted = EngineHistogram(PREEMPTION_BUCKETS)
         self.cached_tokens = 0  # cached tokens among `core.prompt_tokens`
+        self.loaded_tokens = 0  # from the host's memory, among `cached_tokens`
         self.success = dict.fromkeys(FINISHED_REASONS, 0)
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
         self.lag_s = 0.0  # how far the server is behind its own clock, simulated seconds
@@ -89,6 +90,7 @@ class EngineMetrics:
 
     def first_token(self, request: EngineRequest, now: float) -> None:
         self.cached_tokens += max(0, request.cached_tokens)
+        self.loaded_tokens += request.loaded_tokens
         self.ttft.observe(now - request.arrival_s)
         self.queue_time.observe(request.admitted_s - request.queued_s)
         self.prefill_time.observe(now - request.admitted_s)

@@ -20,7 +20,7 @@ from forebay.replay.engine.loop.metrics import EngineHistogram, EngineMetrics
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 LABELS = ("engine", "model_name")
-OTHER_TIERS = ("host", "p2p", "disk", "external_unspecified")  # not simulated: always 0
+OTHER_TIERS = ("p2p", "disk", "external_unspecified")  # not simulated: always 0
 
 Number = Callable[[EngineMetrics], float]
 Numbers = Callable[[EngineMetrics], Mapping[str, float]]
@@ -51,7 +51,7 @@ WITH_LABEL: dict[str, tuple[Family, str, str, Numbers]] = {
         GaugeMetricFamily,
         "Number of waiting requests by reason.",
         "reason",
-        lambda m: {"capacity": m.core.waiting, "deferred": 0},
+        lambda m: {"capacity": m.core.waiting - m.core.loading, "deferred": m.core.loading},
     ),
     "engine_sleep_state": (
         GaugeMetricFamily,
@@ -66,15 +66,19 @@ WITH_LABEL: dict[str, tuple[Family, str, str, Numbers]] = {
         "source",
         lambda m: {
             "local_compute": m.core.prompt_tokens - m.cached_tokens,
-            "local_cache_hit": m.cached_tokens,
-            "external_kv_transfer": 0,
+            "local_cache_hit": m.cached_tokens - m.loaded_tokens,
+            "external_kv_transfer": m.loaded_tokens,
         },
     ),
     "prompt_tokens_cached_by_source": (
         CounterMetricFamily,
         "Prefix-cache hit tokens by the cache tier that supplied them.",
         "source",
-        lambda m: {"device": m.core.prefix_hits, **dict.fromkeys(OTHER_TIERS, 0)},
+        lambda m: {
+            "device": m.core.prefix_hits,
+            "host": m.loaded_tokens,
+            **dict.fromkeys(OTHER_TIERS, 0),
+        },
     ),
     "request_success": (
         CounterMetricFamily,

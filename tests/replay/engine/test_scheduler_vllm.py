@@ -18,5 +18,6 @@ def test_every_step_is_vllms(capfd: pytest.CaptureFixture[str]) -> None:
         *("async_workloads", "priority_workloads", "interval_workloads", "preemptions"),
         *("hit_tokens", "aborts", "stop", "length", "speculative_workloads", "accepted_tokens"),
         *("one_workloads", "windows_workloads", "states_workloads"),
+        *("host_workloads", "loaded_tokens"),
     ):
         assert told[name] > 0, f"the workloads exercise no {name}"

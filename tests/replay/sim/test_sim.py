@@ -482,6 +482,14 @@ def test_cases_vary_the_last_axis_fastest() -> None:
     assert [result["requests"] for result in run_all(listed, 1)] == [5] * 4
 
 
+def test_none_leaves_out_an_option_without_a_default() -> None:
+    axes = dict([parse_axis("kv_offloading_size=none,64")])
+    listed = list(cases(axes, Scenario(), SimWorkload(TRACE[:5]), SLOS))
+    assert [case.scenario.engine.kv_offloading_size for case in listed] == [None, 64.0]
+    with pytest.raises(InputError, match="'none' is not a whole number"):
+        parse_axis("block_size=none")
+
+
 def test_ray_changes_nothing() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'forebay[ray]'")
     axes = dict([parse_axis("gpus=1,2")])

@@ -29,7 +29,6 @@ from forebay.analysis.experiments import STUDIES
 from forebay.analysis.experiments.result import Column, cells_of
 from forebay.analysis.experiments.studies.hol_fleet import HolFleet
 from forebay.proxy.cli import main
-from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 
 PAGE = ROOT / "docs/research/course.md"
 DATA = RESULTS / "course.json"
@@ -38,7 +37,12 @@ CHATS = "traces synth chat-beside-documents --duration 5m -o trace.jsonl"
 POOLS = "traces synth chat-beside-documents --duration 5m --document-tokens 60000 -o pools.jsonl"
 SIZED_USERS, SIZED_TOKENS = (50, 200), (8_000, 32_000, 100_000)
 SIZING, CACHE = LESSONS / "sizing.md", LESSONS / "kv-cache.md"
-HOST_BYTES_PER_S = 64e9  # PCIe 5.0 with 16 lanes, one direction
+VISITS = (
+    "traces synth documents --documents 40 --document-tokens 60000 --rate 0.3 --duration 20m "
+    "-o visits.jsonl"
+)
+HOST_GIB = ("none", "100", "300")
+VISIT_FIGURES = ("hit_ratio", "ttft_ms.all.p50", "ttft_ms.all.p95", "busy.0")
 COMMANDS: dict[str, str] = {
     "7b": f"experiment phases --target sim:7b@a100 {PHASES}",
     "13b": f"experiment phases --target sim:13b@a100 {PHASES}",
@@ -52,6 +56,7 @@ COMMANDS: dict[str, str] = {
     "--tensor-parallel-size 4",
     "tpot": "simulate trace.jsonl --slo tpot=50ms",
     "pools": "simulate pools.jsonl --gpus 4 --load 0.7 --sweep pools=none,3+1",
+    "visits": f"simulate visits.jsonl --gpus 1 --sweep kv_offloading_size={','.join(HOST_GIB)}",
 }
 COMMANDS |= {
     f"{users} of {tokens}": f"size --users {users} --document-tokens {tokens} --quick"
@@ -59,7 +64,7 @@ COMMANDS |= {
     for tokens in SIZED_TOKENS
 }
 """Commands by the name that HERE uses. Models are those of the course, as config.json."""
-WRITTEN = (CHATS, POOLS)
+WRITTEN = (CHATS, POOLS, VISITS)
 HERE: Mapping[int, str] = {
     1: "{prefill|ttft_s|prompt_tokens=1024}, {prefill|ttft_s|prompt_tokens=4096}, "
     "{prefill|ttft_s|prompt_tokens=32768}, {prefill|ttft_s|prompt_tokens=65536}, "
@@ -198,6 +203,8 @@ def _paths(name: str) -> list[str]:
     """The paths of a command's JSON that HERE or the table of sizes shows."""
     if " of " in name:
         return ["binding.resource", "recommended_gpus", "with_one_spare"]
+    if name == "visits":
+        return [f"{case}.{path}" for case in range(len(HOST_GIB)) for path in VISIT_FIGURES]
     places = [place.split("|") for row in HERE.values() for place in PLACE.findall(row)]
     return sorted({key.partition(":")[0] for of, key, *where in places if of == name and not where})
 
@@ -232,26 +239,21 @@ def sizes() -> str:
 
 
 def visits() -> str:
-    """What another question about a document costs, for the lesson on the KV cache.
-
-    The load from host memory is arithmetic: a cached question, and the bytes over the link.
-    """
-    name, way = "shared-document", "way=proxy"
-    command = results()[name]["command"]
-    tokens = int(command.partition("--document-tokens ")[2].split()[0])
-    size = tokens * LLAMA_3_8B.kv_bytes_per_token
-    (again,) = (
-        row["ttft_s"]
-        for row in results()[name]["rows"]
-        if (row["way"], row["phase"]) == ("proxy", "one more")
-    )
-    (loaded,) = cells_of(Column("ttft_s", ""), [again + size / HOST_BYTES_PER_S])
-    rows = [
-        ["nowhere: it is computed again", _value(name, "ttft_s", way, "phase=first")],
-        [f"host memory: {size / 1e9:.1f} GB are loaded", f"{loaded}, by arithmetic"],
-        ["GPU memory", _value(name, "ttft_s", way, "phase=one more")],
-    ]
-    return markdown_table([f"where the {tokens:,} tokens are", "TTFT"], rows)
+    """What copies in the host's memory bring, for the lesson on the KV cache."""
+    found, rows = commands()["visits"], []
+    for case, size in enumerate(HOST_GIB):
+        hit, p50, p95, busy = (found["figures"][f"{case}.{path}"] for path in VISIT_FIGURES)
+        rows.append(
+            [
+                size if size == "none" else f"{size} GiB",
+                f"{hit:.0%}",
+                f"{p50 / 1e3:.2f} s",
+                f"{p95 / 1e3:.2f} s",
+                f"{busy:.0%}",
+            ]
+        )
+    heads = ["host memory", "tokens found", "TTFT p50", "TTFT p95", "GPU busy"]
+    return f"```\nforebay {VISITS}\n{found['command']}\n```\n\n{markdown_table(heads, rows)}"
 
 
 def renew_page() -> None:

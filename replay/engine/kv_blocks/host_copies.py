@@ -1,0 +1,89 @@
+"""Copies of KV blocks in the host's memory (--kv-offloading-size), and their way to the GPU.
+
+The rules follow `OffloadingConnectorScheduler` and the LRU policy of vLLM 0.32. Only blocks of
+prompts are copied (its default, `offload_prompt_only`), when a step computes them. The time to copy
+to the host is not simulated.
+"""
+
+from collections import OrderedDict, deque
+from itertools import islice
+
+from forebay.replay.engine.limits import SchedulerLimits
+from forebay.replay.engine.request import EngineRequest
+
+ARRIVING = -1
+"""Another request loads some of the blocks at present."""
+
+
+class HostCopies:
+    """The contents of blocks in the host's memory, least recently used first, and present loads.
+
+    Loads follow one another.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._blocks = limits.host_blocks
+        self._block_s = limits.host_block_s
+        self._block_size = limits.block_size
+        self._copies: OrderedDict[int, None] = OrderedDict()
+        self._loads: deque[tuple[float, EngineRequest, list[int]]] = deque()  # with their ends
+        self._arriving: set[int] = set()
+        self._free_s = 0.0  # end of the last load
+
+    def store(self, request: EngineRequest) -> None:
+        """Copy the computed blocks of a prompt: all that are new, or none if they do not fit."""
+        copies, hashes = self._copies, self._prompt(request)
+        new = [block_hash for block_hash in hashes if block_hash not in copies]
+        surplus = len(copies) + len(new) - self._blocks
+        if surplus > 0:
+            pinned = self._arriving.union(hashes)
+            others = (block_hash for block_hash in copies if block_hash not in pinned)
+            victims = list(islice(others, surplus))
+            if len(victims) < surplus:
+                return
+            for victim in victims:
+                del copies[victim]
+        copies.update(dict.fromkeys(new))
+
+    def touch(self, request: EngineRequest) -> None:
+        """Count the copies of a prompt as used by a request that ends, its first block last."""
+        for block_hash in reversed(self._prompt(request)):
+            if block_hash in self._copies:
+                self._copies.move_to_end(block_hash)
+
+    def count(self, request: EngineRequest, first: int, stop: int) -> int:
+        """Return the number of blocks from `first` up to `stop` with copies, or ARRIVING."""
+        run = self._run(request, first, stop)
+        return len(run) if self._arriving.isdisjoint(run) else ARRIVING
+
+    def load(self, request: EngineRequest, first: int, stop: int, now: float) -> None:
+        """Begin to load blocks `first` up to `stop` of a request."""
+        run = self._run(request, first, stop)
+        self._arriving.update(run)
+        self._free_s = max(now, self._free_s) + self._block_s * len(run)
+        self._loads.append((self._free_s, request, run))
+
+    def loading(self) -> list[EngineRequest]:
+        """Return the requests that wait for their blocks, the first to end first."""
+        return [request for _, request, _ in self._loads]
+
+    def arrived(self, now: float) -> EngineRequest | None:
+        """Return the next request whose blocks have arrived, once, or None."""
+        if not self._loads or self._loads[0][0] > now:
+            return None
+        _, request, run = self._loads.popleft()
+        self._arriving.difference_update(run)
+        return request
+
+    def _prompt(self, request: EngineRequest) -> list[int]:
+        """Return the hashes of the blocks of a prompt that are in the prefix cache."""
+        return request.hashes[: min(request.registered, request.prompt_tokens // self._block_size)]
+
+    def _run(self, request: EngineRequest, first: int, stop: int) -> list[int]:
+        """Return the hashes of the copied blocks from `first` on, without a gap."""
+        run: list[int] = []
+        for block_hash in request.hashes[first:stop]:
+            if block_hash not in self._copies:
+                break
+            run.append(block_hash)
+        return run
