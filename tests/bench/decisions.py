@@ -4,11 +4,10 @@
     python tests/bench/decisions.py --write  keep the hashes of today
 
 A hash covers each action of a run: its time, kind, request and all values, to the last bit. The
-runs are each workload of `arena_workloads` for three seeds in two modes (whole prompts, and an
-engine that chunks long prefills), and `scrambled` runs, in which a shaper meets random
-events: tenants, classes, quotas, silent requests, retries, cancellations, trials, other proxies,
-backends and buckets that come, change and go. Scrambled runs also hash the records that explain
-the decisions.
+runs are each workload of `guard_workloads` at two loads on three fleets (whole prompts, chunked
+ones, and unequal GPUs), and `scrambled` runs, in which a shaper meets random events: tenants,
+classes, quotas, silent requests, retries, cancellations, trials, other proxies, backends and
+buckets that come, change and go. Scrambled runs also hash the records that explain the decisions.
 """
 
 import argparse
@@ -21,6 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import product
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,8 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from arena_workloads import LOADS, proxy_of, rows_of
-from paths import DATA, SHARED
+from guard_workloads import ENGINE, KINDS, rows_at_capacity
+from paths import DATA
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import CLASSES, Action, BackendSpec, Bucket, Request, Send, Tenant
@@ -40,9 +40,12 @@ from forebay.replay.sim.fleet import Fleet
 from forebay.replay.sim.scenario import Scenario
 
 KEPT = DATA / "decisions.json"
-PUBLIC = SHARED / "data"
-MODES = {"whole": 0, "flag": 2_048}  # --long-prefill-token-threshold
-SEEDS = range(3)
+FLEETS = {
+    "whole": (ENGINE,) * 2,
+    "flag": (replace(ENGINE, long_prefill_token_threshold=2_048),) * 2,
+    "unequal": tuple(replace(ENGINE, gpu=gpu) for gpu in ("h200", "h100", "l40s")),
+}
+LOADS = ("0.8", "1.5")  # times the capacity of two H200
 SCRAMBLED = range(40)
 
 
@@ -70,15 +73,15 @@ class Digest:
         return f"{self._digest.hexdigest()[:16]} {self.actions}"
 
 
-def simulated(load_name: str, seed: int, mode: str) -> str:
+def simulated(kind: str, load: str, fleet: str) -> str:
     """The hash of one workload's decisions in virtual time."""
-    load = next(one for one in LOADS if one.name == load_name)
-    chunk = MODES[mode]
-    listed = [replace(engine, long_prefill_token_threshold=chunk) for engine in load.engines]
-    engines = {f"gpu{number}": served_engine(engine) for number, engine in enumerate(listed)}
-    policy = Scenario(engine=listed[0], proxy=proxy_of(load)).new_policy(list(engines))
+    engines = {f"gpu{at}": served_engine(engine) for at, engine in enumerate(FLEETS[fleet])}
+    policy = Scenario(engine=FLEETS[fleet][0]).new_policy(list(engines))
     digest = Digest()
-    Fleet(policy, engines, digest.add).run(rows_of(load, seed, PUBLIC))
+    rows = rows_at_capacity(kind, 2, 0)
+    Fleet(policy, engines, digest.add).run(
+        replace(row, arrival_s=row.arrival_s / float(load)) for row in rows
+    )
     return str(digest)
 
 
@@ -288,19 +291,14 @@ def scrambled(seed: int) -> str:
     return f"{run.digest}; explained {run.explained}"
 
 
-def cases(*, data: bool) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [("scrambled", str(seed)) for seed in SCRAMBLED]
-    for load in LOADS:
-        # Long sessions would take as much time as all others together.
-        if (data or not load.data) and load.kind != "sessions":
-            found += [(load.name, str(seed), mode) for seed in SEEDS for mode in MODES]
-    return found
+CASES: tuple[tuple[str, ...], ...] = (
+    *(("scrambled", str(seed)) for seed in SCRAMBLED),
+    *product(KINDS, LOADS, FLEETS),
+)
 
 
 def of_case(case: tuple[str, ...]) -> str:
-    if case[0] == "scrambled":
-        return scrambled(int(case[1]))
-    return simulated(case[0], int(case[1]), case[2])
+    return scrambled(int(case[1])) if case[0] == "scrambled" else simulated(*case)
 
 
 def hashes(chosen: Sequence[tuple[str, ...]], jobs: int) -> dict[str, str]:
@@ -313,7 +311,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the hashes of today")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    found = hashes(cases(data=(PUBLIC / "traces").is_dir()), options.jobs)
+    found = hashes(CASES, options.jobs)
     if options.write:
         KEPT.write_text(json.dumps(found, indent=0) + "\n")
         print(f"{len(found)} hashes in {KEPT}")

@@ -42,8 +42,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().with_name("cases")))
 
 import numpy as np
-from arena_policies import FOREBAY, MODELS, new_policy
-from arena_workloads import ENGINE, Load, Rows
 from case_list import CASES
 from guard_counts import INTERPRETER, available, counts
 from guard_table import (
@@ -62,14 +60,20 @@ from guard_table import (
     updated,
     write,
 )
-from guard_workloads import KINDS, rows_at_capacity
+from guard_workloads import ENGINE, KINDS, Rows, rows_at_capacity
 from numpy.typing import NDArray
 from paths import RESULTS
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.served import served_engine
 from forebay.replay.sim.fleet import Fleet, SimOutcome
+from forebay.replay.sim.routers.models import ROUTER_MODELS
+from forebay.replay.sim.scenario import DIRECT, Scenario
 
+FOREBAY = "forebay"
+MODELS = {DIRECT: "model of round-robin (nginx, plain)"} | {
+    name: what for name, (_, what) in ROUTER_MODELS.items()
+}
 TABLE = Path(__file__).with_name("guard.json")
 SEEDED = RESULTS / "decisions.json"  # the figures of more seeds
 LOADS = (0.8, 1.0, 1.5, 2.0)  # times capacity
@@ -144,10 +148,10 @@ def play(cell: Cell, policy: str) -> Figures:
 
 def play_rows(rows: Rows, policy: str, engine: EngineConfig, engines: int) -> Sequence[SimOutcome]:
     """Play the requests through a policy and equal engines."""
-    names = [f"gpu{number}" for number in range(engines)]
-    load = Load("guard", lambda seed, data: Rows(), 1.0)  # only its configuration counts here
-    chosen = new_policy(policy, load, engine, names)
-    return Fleet(chosen, {name: served_engine(engine) for name in names}).run(rows)
+    scenario = Scenario(engine=engine, gpus=engines)
+    chosen = scenario if policy == FOREBAY else replace(scenario, policy=policy)
+    fleet = {f"gpu{number}": served_engine(engine) for number in range(engines)}
+    return Fleet(chosen.new_policy(list(fleet)), fleet).run(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,20 @@
 """The workloads of `make guard`: twelve kinds of traffic, each made from a seed.
 
 A workload's requests are the same at each load; only their arrivals are closer together. At its
-capacity each takes about two minutes.
+capacity each takes about two minutes. Capacity is what the engines complete a second when all
+requests are there at once and handed out in turn.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, islice
 
-from arena_workloads import ENGINE, Rows, at_load, window
 from overload import mix, poisson
 
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.sim.capacity import capacity_per_s
 from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.agents import AgentSessions, agent_sessions, answer_s
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
@@ -20,6 +22,8 @@ from forebay.traces.synth.documents import Workload as Synth
 from forebay.traces.synth.documents import workload
 from forebay.traces.synth.lengths import Fixed, Length, Lognormal, Uniform
 
+ENGINE = EngineConfig()
+Rows = list[TraceRequest]
 FIRST_BLOCK = 10**6  # of the first session; shared instructions have the ids below
 SESSION_BLOCKS = 10**4
 
@@ -224,5 +228,14 @@ KINDS = {
 def rows_at_capacity(name: str, engines: int, seed: int) -> Rows:
     """The requests of a workload, at the rate that the engines complete at most."""
     kind, scale = KINDS[name], engines // 2
-    rows = window(kind.make(seed, scale), kind.skip * scale, kind.requests * scale)
-    return at_load(rows, 1.0, (ENGINE,) * engines)
+    made, first = kind.make(seed, scale), kind.skip * scale
+    return at_load(list(islice(made, first, first + kind.requests * scale)), 1.0, engines)
+
+
+def at_load(rows: Sequence[TraceRequest], share: float, engines: int = 2) -> Rows:
+    """The rows from 0 on, time stretched so that they come at `share` of capacity."""
+    rows = [row for row in rows if row.input_tokens + row.output_tokens <= ENGINE.context]
+    start_s, end_s = rows[0].arrival_s, rows[-1].arrival_s
+    rate = len(rows) / (end_s - start_s)
+    factor = rate / (share * capacity_per_s(rows, ENGINE, engines))
+    return [replace(r, arrival_s=(r.arrival_s - start_s) * factor) for r in rows]

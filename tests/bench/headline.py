@@ -32,10 +32,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().with_name("cases")))
 
-from arena_policies import FOREBAY, MODELS
-from arena_workloads import ENGINE, Rows
 from cases import POLICY_FILES, commit
-from guard import CHAT_MOST, CHUNK, TARGET_S, play_rows
+from guard import CHAT_MOST, CHUNK, FOREBAY, MODELS, TARGET_S, play_rows
+from guard_workloads import ENGINE, Rows
 from paths import RESULTS
 
 from forebay.analysis.statistics.quantiles import percentile_table

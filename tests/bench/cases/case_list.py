@@ -55,7 +55,7 @@ class Case:
         engine: makes the options of each engine.
         engines: how many engines.
         capacity: requests a second at which the best of Forebay, SMG, llm-d and least connections
-            has 90 % in time (capacity.py, at commit dca18361).
+            has 90 % in time (the policy of commit dca18361).
         vendor: the load of the vendor's own run; () where it has no rate, or is not known.
         own_target: TTFT and TPOT, seconds, that the vendor asks for.
         needs: a file that it needs.

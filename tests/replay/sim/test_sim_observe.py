@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from arena_workloads import at_load
 from forecasts import play
+from guard_workloads import at_load
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.traces.ground.schema import TraceRequest

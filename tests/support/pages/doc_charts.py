@@ -6,7 +6,7 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
-from arena_policies import FOREBAY
+from guard import FOREBAY
 from headline import SEEDS, SUSTAINED
 from pages.doc_results import (
     CHARTED,

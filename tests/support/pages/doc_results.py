@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 import headline
-from arena_policies import FOREBAY, MODELS
 from cases_page import FEWEST, NAMES
+from guard import FOREBAY, MODELS
 from headline import SAME, SECONDS, SEEDS, SPLIT, SUSTAINED, Cell, best_other
 from paths import RESULTS
 from result_lines import markdown_table
