@@ -4,21 +4,13 @@ import re
 
 import pytest
 import yaml
+from pages.exported_metrics import exported_metrics
 from paths import ROOT
-from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.proxy.config.backends import BackendConfig
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
-from forebay.proxy.core.explain.receipt import Receipts
-from forebay.proxy.core.health import Health
-from forebay.proxy.core.model import BackendSpec, Bucket
-from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.proxy_cli import app
-from forebay.proxy.telemetry.metrics.backend_metrics import BackendMetrics
-from forebay.proxy.telemetry.metrics.decision_metrics import DecisionMetrics
-from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
-from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
 from forebay.traces.ground.command_line.command import run_command
 
 DEPLOY = ROOT / "deploy"
@@ -71,13 +63,9 @@ def test_the_example_shows_every_section() -> None:
 def test_every_metric_is_in_the_manual() -> None:
     """And nothing else is: a renamed one would leave a dead alert behind."""
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    shaper = Shaper([BackendSpec("b0", 1)], [Bucket("chat", 9)])
-    metrics = ProxyMetrics(shaper)
-    metrics.registry.register(DecisionMetrics(shaper, Receipts(1), lambda: 0.0))
-    metrics.registry.register(BackendMetrics(shaper, Health(["b0"]), Receipts(1)))
-    metrics.registry.register(ScalingMetrics(shaper, lambda: 0.0))
-    families = text_string_to_metric_families(metrics.text().decode())
-    ours = {family.name: family.type for family in families if "process" not in family.name}
+    ours = {
+        family.name: family.type for family in exported_metrics() if "process" not in family.name
+    }
     named = {f"{name}_total" if type_ == "counter" else name for name, type_ in ours.items()}
     # What a rule or a table may name of a histogram is its buckets.
     found = {

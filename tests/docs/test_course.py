@@ -139,13 +139,6 @@ def test_every_study_has_a_lesson_in_the_order_of_the_course() -> None:
     assert list(studies.results()) == [name for name in studies.ORDER if name in studies.results()]
 
 
-@pytest.mark.parametrize("name", studies.results())
-def test_a_block_equals_the_results(name: str) -> None:
-    made = f"<!-- generated: study {name} -->\n\n{studies.block(name)}\n\n<!-- end -->"
-    assert made in studies.page_of(name).read_text(encoding="utf-8"), "make studies"
-    assert (studies.PLOTS / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
-
-
 @pytest.mark.parametrize("name", ["memory", "prefill"])
 def test_the_results_are_todays(name: str, tmp_path: Path) -> None:
     words = shlex.split(studies.results()[name]["command"])[1:]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pages.doc_cli import cli_pages
-from pages.doc_prose import prose
+from pages.doc_prose import prose, without_code
 from paths import ROOT
 
 from forebay.traces.ground.command_line.help_text import RENAMED
@@ -30,6 +30,17 @@ PAGES = sorted(
     page for page in (ROOT / "docs").rglob("*.md")
     if page.parent.name in {"tutorials", "how-to", "explanation"} and page.name != "glossary.md"
 )  # fmt: skip
+EVERY_PAGE = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "examples" / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "glossary.md"),
+]
+BADLY_SAID = (
+    "taken in", "kept clear", "sent lately", "late binding", "honest `retry-after`",
+    "the answered", "reckon", "by nobody's", "said and", "told so", "hits before documents",
+    "length class of", "turned down", "turned away", "who waits", "who runs",
+)  # fmt: skip
+"""Home-made words; the glossary has the standard terms."""
 
 
 def test_the_glossary_has_each_term_once() -> None:
@@ -55,6 +66,12 @@ def texts() -> dict[str, str]:
 def test_an_old_name_is_nowhere(name: str) -> None:
     old = re.compile(rf"(?<![\w-]){re.escape(name.lower())}(?![\w-])")
     assert not [place for place, text in texts().items() if old.search(text)]
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_standard_terms(page: Path) -> None:
+    text = without_code(page.read_text(encoding="utf-8")).lower()
+    assert [words for words in BADLY_SAID if words in text] == []
 
 
 @pytest.mark.parametrize("old", RENAMED)
