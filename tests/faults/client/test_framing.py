@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutants import CHUNKED, CHUNKS, NEXT, mutant
-from stages.proxy_stage import Stage, chunk
+from stages.proxy_stage import DONE, Stage, chunk
 from stages.raw_client import (
     BODY,
     CLOSE,
@@ -322,13 +322,15 @@ async def test_a_smuggled_request_stays_a_body() -> None:
 class TestPipelining:
     async def test_answers_come_in_order(self) -> None:
         async with before_oracle() as (on, oracle):
-            ids = [b"first", b"second", b"third"]
-            data = b"".join(
-                POST + HOST + LENGTH + b"x-request-id: " + id_ + b"\r\n\r\n" + BODY for id_ in ids
-            )
+            ids, data = [b"first", b"second", b"third"], b""
+            for id_ in ids:  # the second one streams
+                body = b'{"prompt":"x","stream":true}' if id_ == b"second" else BODY
+                data += POST + HOST + b"Content-Length: %d\r\n" % len(body)
+                data += b"x-request-id: " + id_ + b"\r\n\r\n" + body
             answers = await judged(on, oracle, data + LAST)
             assert [a.status for a in answers] == [200] * 4
             assert [a.headers["x-request-id"].encode() for a in answers][:3] == ids
+            assert [a.body.endswith(DONE) for a in answers] == [False, True, False, False]
 
     async def test_forty_at_once(self) -> None:
         async with before_oracle() as (on, oracle):

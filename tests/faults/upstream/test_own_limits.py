@@ -1,6 +1,7 @@
 """Each limit of the proxy that ends a response names itself, to the client and in the log."""
 
 import asyncio
+import gzip
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from stages.proxy_stage import (
     error_of,
     now,
     on_stage,
+    settle,
     silent,
 )
 
@@ -71,18 +73,26 @@ async def test_the_last_event() -> None:
         assert await cut(on) == (EVENT, EVENT_TEXT)
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["whole", "without end"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_first_event(path: str) -> None:
+async def test_the_first_event(path: str, ends: bool) -> None:
+    """For example `echo` with `logprobs`: another backend would send an event as large."""
+    heard = STREAM_HEAD + chunk(b": keep-alive\n\n")
+    serve = sends(heard, chunk(LARGE) + END if ends else chunk(LARGE[:-2]))
     keys: dict[str, Any] = {**SMALL_EVENTS, "timeouts": {"keep_alive": "0s"}}
-    async with on_stage(streams(LARGE, DONE), None, **keys) as (on, backends):
-        for _ in range(2):  # the servers take turns
+    async with on_stage(serve, serve, **keys) as (on, backends):
+        for asked in range(1, 5):
             async with on.post(PATHS[path], path) as response:
-                if response.status != 200:
-                    assert response.status == 502
-                    assert (await error_of(response))["message"] == EVENT_TEXT
-                    assert response.headers["x-should-retry"] == "false"
-        assert len(backends[0].calls) == 1
-        assert len(limits_said(on)) == 1
+                assert response.status == 502
+                assert (await error_of(response))["message"] == EVENT_TEXT
+                assert response.headers["x-should-retry"] == "false"
+            await settle()
+            assert [b.open for b in backends] == [0, 0]
+            assert sum(len(b.calls) for b in backends) == asked
+        health = on.proxy.backends.health
+        assert [health.state(name) for name in ("b0", "b1")] == ["up", "up"]
+        assert 'kind="too_large"' in on.proxy.metrics.text().decode()
+        assert len(limits_said(on)) == 1  # a minute
 
 
 async def test_a_larger_limit_lets_it_pass() -> None:
@@ -103,22 +113,27 @@ async def test_memory_for_an_event() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-@pytest.mark.parametrize("framing", ["content-length", "chunked"])
+@pytest.mark.parametrize("framing", ["announced", "chunked", "endless", "gzip"])
 async def test_a_large_answer(path: str, framing: str) -> None:
     text = "The response is larger than 100000 bytes (limits.answer)."
     body = b'{"x":"' + b"y" * 200_000 + b'"}'
-    serve = answers(200, body)
-    if framing == "chunked":
-        head = STREAM_HEAD.replace(b"text/event-stream; charset=utf-8", b"application/json")
-        serve = sends(head + chunk(body) + END)
+    chunked = STREAM_HEAD.replace(b"text/event-stream; charset=utf-8", b"application/json")
+    serve = {
+        "announced": sends(answer(200, body)[:200]),
+        "chunked": sends(chunked + chunk(body) + END),
+        "endless": sends(chunked + chunk(body)),
+        "gzip": answers(200, gzip.compress(bytes(64 << 20)), "content-encoding: gzip"),
+    }[framing]
     asked = {"prompt": "x", "input": "x"}
     async with on_stage(serve, serve, limits={"answer": 100_000}) as (on, backends):
         async with on.post(asked, path) as response:
             assert response.status == 502
             assert (await error_of(response))["message"] == text
             assert response.headers["x-should-retry"] == "false"
+        await settle()
+        assert [b.open for b in backends] == [0, 0]
         assert limits_said(on)[0].endswith(text)
-        assert sum(len(backend.calls) for backend in backends) == 1
+        assert sum(len(backend.calls) for backend in backends) == 1  # it would be as large there
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])

@@ -266,9 +266,15 @@ class Raw:
         await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
         return cls(*await asyncio.open_connection(sock=sock))
 
-    def post(self, body: Any = STREAMED, *headers: str, sent: int | None = None) -> None:
+    def post(
+        self,
+        body: Any = STREAMED,
+        *headers: str,
+        sent: int | None = None,
+        path: str = "/v1/completions",
+    ) -> None:
         data = json.dumps(body).encode()
-        lines = ["POST /v1/completions HTTP/1.1", "host: x", f"content-length: {len(data)}"]
+        lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(data)}"]
         head = "\r\n".join([*lines, *headers, "", ""]).encode()
         self.writer.write(head + data[:sent])
 
