@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from contextlib import AsyncExitStack
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 from unittest.mock import Mock
 
@@ -90,47 +91,48 @@ class TestShares:
         assert (budget.held, len(budget.by_holder)) == (0, 0)
 
 
-class TestSize:
-    """What `auto` is."""
-
-    def cgroup(self, root: Path, line: str, limits: dict[str, str]) -> float:
-        (root / "proc/self").mkdir(parents=True)
-        (root / "proc/self/cgroup").write_text(line)
-        for name, text in limits.items():
-            path = root / "sys/fs/cgroup" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n")
-        return cgroup_limit(root)
-
-    def test_version_2_the_lowest_of_all_around_it(self, tmp_path: Path) -> None:
-        limits = {
+V1, V2 = "5:cpu,cpuacct:/\n4:memory:/docker/1\n", "0::/a.slice/f.service\n"
+CGROUPS: dict[str, tuple[str, dict[str, str], float]] = {
+    "version 2: the lowest of all around it": (
+        V2,
+        {
             "a.slice/memory.max": str(512 * MIB),
             "a.slice/f.service/memory.max": "max",
             "memory.max": str(900 * MIB),
-        }
-        assert self.cgroup(tmp_path, "0::/a.slice/f.service\n", limits) == 512 * MIB
-
-    def test_version_2_in_a_container_that_sees_itself_as_the_root(self, tmp_path: Path) -> None:
-        limits = {"memory.max": str(512 * MIB)}
-        assert self.cgroup(tmp_path, "0::/../x/docker-1.scope\n", limits) == 512 * MIB
-
-    def test_version_1(self, tmp_path: Path) -> None:
-        line = "5:cpu,cpuacct:/\n4:memory:/docker/1\n"
-        limits = {
+        },
+        512 * MIB,
+    ),
+    "version 2: a container that sees itself as the root": (
+        "0::/../x/docker-1.scope\n", {"memory.max": str(512 * MIB)}, 512 * MIB,
+    ),
+    "version 1": (
+        V1,
+        {
             "memory/memory.limit_in_bytes": "9223372036854771712",
             "memory/docker/1/memory.limit_in_bytes": str(300 * MIB),
-        }
-        assert self.cgroup(tmp_path, line, limits) == 300 * MIB
+        },
+        300 * MIB,
+    ),
+    "no limit": (V2, {"a.slice/f.service/memory.max": "max"}, float("inf")),
+    "no such files": (V2, {}, float("inf")),
+}  # fmt: skip
 
-    def test_no_limit(self, tmp_path: Path) -> None:
-        assert self.cgroup(tmp_path, "0::/x\n", {"x/memory.max": "max"}) == float("inf")
-        assert cgroup_limit(tmp_path / "nothing") == float("inf")
 
-    def test_a_quarter_of_it_is_for_requests(self) -> None:
-        assert request_bytes(Limits(memory=512 * MIB)) == 128 * MIB
-        assert request_bytes(Limits(memory=64 << 30)) == 192 * MIB
-        assert request_bytes(Limits(memory=512 * MIB, queue_bytes=MIB)) == MIB
-        assert memory_limit(Limits()) > 64 * MIB
+@pytest.mark.parametrize("name", CGROUPS)
+def test_the_limit_of_a_cgroup(name: str, tmp_path: Path) -> None:
+    line, limits, limit = CGROUPS[name]
+    for file, text in {"proc/self/cgroup": line, **limits}.items():
+        path = tmp_path / (file if file.startswith("proc/") else f"sys/fs/cgroup/{file}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n" * (file in limits))
+    assert cgroup_limit(tmp_path) == limit
+
+
+def test_a_quarter_of_it_is_for_requests() -> None:
+    assert request_bytes(Limits(memory=512 * MIB)) == 128 * MIB
+    assert request_bytes(Limits(memory=64 << 30)) == 192 * MIB
+    assert request_bytes(Limits(memory=512 * MIB, queue_bytes=MIB)) == MIB
+    assert memory_limit(Limits()) > 64 * MIB
 
 
 class TestUploads:
@@ -194,37 +196,39 @@ async def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyP
         assert most == 1
 
 
+def printed(script: str) -> int:
+    """Return the number that a Python program prints after `keep_large_apart`."""
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("the C library is not glibc")
+    first = "from forebay.proxy.runtime.memory import keep_large_apart\nkeep_large_apart()\n"
+    words = [sys.executable, "-c", first + dedent(script)]
+    return int(subprocess.run(words, capture_output=True, check=True).stdout)
+
+
 def test_large_objects_have_mappings_of_their_own() -> None:
     """Also after one was freed: glibc's default then puts the next ones where they cannot grow."""
-    script = """if True:
+    script = """
         import ctypes
-        from forebay.proxy.runtime.memory import keep_large_apart
 
         class Info(ctypes.Structure):
             _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
 
         count = ctypes.CDLL(None).mallinfo2
         count.restype = Info
-        keep_large_apart()
         large = bytes(24 << 20)
         del large
         before = count().d
         large = bytes(2 << 20)
         print(count().d - before)
     """
-    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
-        pytest.skip("the C library is not glibc")
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert int(found.stdout) == 1
+    assert printed(script) == 1
 
 
 def test_memory_of_bodies_of_400_kb_is_used_again() -> None:
     """A fixed threshold of mappings would return each one to the kernel, which clears it again."""
-    script = """if True:
+    script = """
         import resource
-        from forebay.proxy.runtime.memory import keep_large_apart
 
-        keep_large_apart()
         for body in range(101):
             if body == 1:
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -232,10 +236,7 @@ def test_memory_of_bodies_of_400_kb_is_used_again() -> None:
             del parts
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     """
-    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
-        pytest.skip("the C library is not glibc")
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert int(found.stdout) < 2_000  # 100 pairs of bodies have 19,600 pages
+    assert printed(script) < 2_000  # 100 pairs of bodies have 19,600 pages
 
 
 @pytest.mark.real_time

@@ -443,14 +443,6 @@ class TestEstimate:
         assert estimate.tokens(6000, "code") == pytest.approx(1000, rel=0.01)
         assert 667 < estimate.tokens(4000, "new") < 1334
 
-    def test_nobody_moves_anothers(self) -> None:
-        estimate = TokenEstimate(4.0)
-        for _ in range(100):
-            estimate.learn(4000, 1000, "good")
-        for _ in range(1000):
-            estimate.learn(100_000, 1, "bad")
-        assert estimate.tokens(4000, "good") == pytest.approx(1000, rel=0.01)
-
     @pytest.mark.parametrize(
         "tokens", [0, -1, True, 1 << 31, 10**100, 1.5, float("nan"), "7", None, [1]]
     )

@@ -2,14 +2,10 @@
 
 Chats of sessions, short questions, documents and batch work of two tenants come at a rate that
 follows the hours. As in any traffic, some clients leave, and some ask wrongly.
-
-    python tests/support/stages/healthy_scene.py SEED HOURS
 """
 
 import asyncio
 import random
-import sys
-import tempfile
 from contextlib import AsyncExitStack
 from math import pi, sin
 from pathlib import Path
@@ -33,7 +29,6 @@ class Traffic:
         self._on = on
         self._random = random.Random(seed)
         self._lengths: dict[str, int] = {}  # words of each session so far
-        self.sent = 0
 
     async def come(self, until: float) -> None:
         """Send requests until a time of the loop."""
@@ -44,7 +39,6 @@ class Traffic:
             task = asyncio.create_task(self._one())
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-            self.sent += 1
         await asyncio.gather(*tasks)
 
     async def _one(self) -> None:
@@ -103,11 +97,3 @@ def found_in_health(seed: int, hours: float, keys: Path) -> tuple[int, list[tupl
             return traffic.sent
 
     return run(main()), found
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        sent, findings = found_in_health(int(sys.argv[1]), float(sys.argv[2]), Path(folder, "keys"))
-    print(f"{sent} requests, {len(findings)} findings")
-    for at, finding in findings:
-        print(f"{at:8.0f} s  {finding.severity}  {finding.check}: {finding.text}")
