@@ -60,13 +60,15 @@ GOOD = EVENT + EVENT + USAGE + DONE
 AHEAD: dict[str, Any] = {"admission": {"dispatch_ahead": "60s"}}
 
 
-async def ask(on: Stage, body: Any = STREAMED) -> tuple[int, bytes]:
-    async with on.post(body) as response:
+async def ask(on: Stage, body: Any = STREAMED, path: str = "/v1/completions") -> tuple[int, bytes]:
+    async with on.post(body, path) as response:
         return response.status, await response.read()
 
 
-def at_once(on: Stage, count: int, body: Any = STREAMED) -> "list[asyncio.Task[tuple[int, bytes]]]":
-    return [asyncio.create_task(ask(on, body)) for _ in range(count)]
+def at_once(
+    on: Stage, count: int, body: Any = STREAMED, path: str = "/v1/completions"
+) -> "list[asyncio.Task[tuple[int, bytes]]]":
+    return [asyncio.create_task(ask(on, body, path)) for _ in range(count)]
 
 
 @asynccontextmanager
@@ -369,17 +371,13 @@ class TestServerErrors:
             dying.append(backends[0])
             backends[1].healthy = False
             await asyncio.sleep(3)
-            if says == "500 to embeddings":
-                asked = [on.status({"input": "x"}, "/v1/embeddings") for _ in range(12)]
-                tasks = [asyncio.create_task(each) for each in asked]
-            else:
-                tasks = at_once(on, 12)
+            path = "/v1/embeddings" if says == "500 to embeddings" else "/v1/completions"
+            tasks = at_once(on, 12, path=path)
             await asyncio.sleep(0.1)
             backends[1].healthy = True
             await asyncio.sleep(2)
             dies.set()
-            good = 200 if says == "500 to embeddings" else (200, GOOD)
-            assert await asyncio.gather(*tasks) == [good] * 12
+            assert await asyncio.gather(*tasks) == [(200, GOOD)] * 12
 
     async def test_a_retry_for_which_the_others_have_no_room_is_told_to_come_back(self) -> None:
         """Not the 500 of the one that failed: another could serve it a moment later."""

@@ -29,6 +29,7 @@ class Traffic:
         self._on = on
         self._random = random.Random(seed)
         self._lengths: dict[str, int] = {}  # words of each session so far
+        self.sent = 0
 
     async def come(self, until: float) -> None:
         """Send requests until a time of the loop."""
@@ -39,6 +40,7 @@ class Traffic:
             task = asyncio.create_task(self._one())
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+            self.sent += 1
         await asyncio.gather(*tasks)
 
     async def _one(self) -> None:
