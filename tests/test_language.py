@@ -32,6 +32,9 @@ RULES = {
     "semicolon in the first paragraph": Rule(
         r"\A[^;\n]*(?:\n(?!\s*\n)[^;\n]*)*;",
         "Return the class; None\n    if there is none.", "Return the class.\n\n    It is; it may."),
+    "a beginning that names nothing": Rule(
+        r"\A(?-i:Who|Whose|Whom|Of|What|It|Its|Those|They|These|Them|Nobody|Somebody)\b",
+        "It waits.", "The queue waits."),
     "`what is` as a noun": Rule(
         r"\bwhat (?:is|was|it|has|they|were|a|the)\b",
         "Send what is left.", "Send the unsent rest."),

@@ -18,8 +18,8 @@ from forebay.proxy.driver import Driver
 from forebay.proxy.http1 import errors
 
 STEP_TOKENS: Final = 8_192
-"""Of one tenant on one backend, while others use it: one step of an engine. One larger request may
-run alone. Doubled: others wait twice as long behind it."""
+"""Limit of one tenant on one backend, while others use it: one step of an engine. One larger
+request may run alone. Doubled: others wait twice as long behind it."""
 LEAST_TOKENS: Final = 1_024  # that a request of the engine counts: audio has no estimate
 ACTIVE_S: Final = 10.0  # a tenant uses a backend until this long after its last request there
 LOOK_S: Final = 0.05  # between two looks for room that shaped requests have left

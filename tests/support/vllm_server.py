@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import pytest
 from paths import ROOT
 from ports import free_ports
 from smollm2 import MISSING_PACKAGE
+from stages.started import answers, eventually
 
 from forebay.replay.engine.tokenizer import ROLE_MARKS
 from forebay.traces.text import WORDS
@@ -180,7 +180,7 @@ def vllm_server(python: str, model: Path, log: Path, *flags: str) -> Iterator[st
 def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[Running]:
     """A vLLM that serves `model` as `tiny`. Its whole process group ends with it.
 
-    Raises RuntimeError with the end of its log when it is not up within START_S.
+    Raises RuntimeError when it ends, AssertionError when it is not up within START_S.
     """
     (port,) = free_ports(1)
     environment = {
@@ -213,24 +213,17 @@ def vllm_process(python: str, model: Path, log: Path, *flags: str) -> Iterator[R
             command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            _wait_healthy(process, f"http://127.0.0.1:{port}/health", log)
+
+            def up() -> bool:
+                tail = log.read_text(errors="replace")[-3_000:]
+                if process.poll() is not None:
+                    raise RuntimeError(f"vLLM has ended:\n{tail}")
+                return answers(f"http://127.0.0.1:{port}/health")
+
+            eventually(up, START_S)
             yield Running(f"http://127.0.0.1:{port}", process.pid)
         finally:
             _end_group(process)
-
-
-def _wait_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(url, timeout=2.0):
-                return
-        except OSError:  # nothing listens yet
-            time.sleep(0.2)
-    tail = log.read_text(errors="replace")[-3_000:]
-    raise RuntimeError(f"vLLM is not up after {START_S:g} s or has ended:\n{tail}")
 
 
 def engine_core(pid: int) -> int:

@@ -11,7 +11,7 @@ from forebay.traces.ground.schema import TraceRequest
 TICK_S = 3.0
 """Arrivals of the conversation trace are on ticks of three seconds."""
 TICK_ERROR_S = 0.01
-"""These ticks are up to a millisecond early or late."""
+"""The ticks are up to a millisecond early or late."""
 
 
 def spread_ticks(

@@ -21,12 +21,12 @@ from math import inf
 from typing import Final
 
 BUSY_SHARE: Final = 0.44
-"""Of `request_s`: the event loop's work. The rest is the way between processes, which delays only
-the request itself. 256 short requests at once took 0.75 ms each."""
+"""Share of `request_s`: the event loop's work. The rest is the way between processes, which delays
+only the request itself. 256 short requests at once took 0.75 ms each."""
 MERGED_SHARE: Final = 0.375
-"""Of `stream_token_s`: the work for a token that is not the first of its chunk. 57 of 152 us in
-vLLM 0.32.0 for the CPU, whose API server was stopped for 0.2 to 1 s at a time, so that its chunks
-had 1 to 78 tokens."""
+"""Share of `stream_token_s`: the work for a token that is not the first of its chunk. 57 of 152 us
+in vLLM 0.32.0 for the CPU, whose API server was stopped for 0.2 to 1 s at a time, so that its
+chunks had 1 to 78 tokens."""
 
 
 @dataclass(frozen=True, slots=True)

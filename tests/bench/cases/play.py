@@ -1,8 +1,7 @@
 """Play one case by which another project measures its router, in virtual time.
 
-    python tests/bench/cases/play.py b2b-saas --load 1.5 --policy forebay --seed 0 [--flag [4096]]
-    python tests/bench/cases/play.py all --load .95 --policy llm_d --seeds 2
-    python tests/bench/cases/play.py --quick          the cells that decide most, Forebay alone
+    python tests/bench/cases/play.py b2b-saas --load 1.5 --policy llm_d --seed 0 [--flag [4096]]
+    python tests/bench/cases/play.py all --load .95
 
 A line is a cell. In time: the first token at most 2 s after arrival for prompts of up to 5,000
 tokens, at most 15 s for longer ones. A refused request is not in time; a refusal is late if it
@@ -12,12 +11,11 @@ of another checkout, PYTHONPATH=.compiled the compiled one of this checkout.
 """
 
 import argparse
-import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
@@ -41,13 +39,6 @@ CHAT_MOST = 5_000  # prompt tokens
 TARGET_S = (2.0, 15.0)  # TTFT of chats and of longer prompts
 AT_ONCE_S = 0.1  # a later refusal is late
 CHUNK = 2_048
-QUICK_S = 150.0
-QUICK = (
-    ("b2b-saas", 16.1), ("b2b-saas", 25.5), ("mix-a", 51.0), ("mix-a", 80.5), ("mix-b", 26.9),
-    ("mix-b", 42.5), ("mix-c", 14.2), ("mix-c", 22.5), ("code-gen", 2.36), ("tiered", 32.2),
-    ("rag-8k", 4.6), ("rag-8k", 7.2), ("rag-8k", 11.4), ("toolagent", 36.7),
-)  # fmt: skip
-"""Cases and requests a second. In 150 s a run ends before queues and sessions have built up."""
 Floats = NDArray[np.float64]
 
 
@@ -134,22 +125,6 @@ def figures(case: Case, outcomes: Sequence[SimOutcome]) -> Figures:
     )
 
 
-def tails(outcomes: Sequence[SimOutcome]) -> list[float]:
-    """Return the 99th percentiles of TTFT, seconds, of served chats and of longer prompts."""
-    of: tuple[list[float], list[float]] = ([], [])
-    for outcome in outcomes:
-        if outcome.ttft_s is not None:
-            of[outcome.request.input_tokens > CHAT_MOST].append(outcome.ttft_s)
-    return [quantile(np.array(ttfts_s), 0.99) for ttfts_s in of]
-
-
-def joined(parts: Sequence[Figures]) -> Figures:
-    """Return the means over seeds, and the sum of their requests."""
-    values = [asdict(part) for part in parts]
-    means = {name: float(np.nanmean([v[name] for v in values])) for name in values[0]}
-    return Figures(**means | {"requests": sum(part.requests for part in parts)})  # type: ignore[arg-type]
-
-
 def scenario(
     case: Case, policy: str, flag: int, max_wait_s: float | None, scheduler: str | None = None
 ) -> Scenario:
@@ -208,64 +183,34 @@ def play(
     return list(simulate(rows, fleet).outcomes)
 
 
-def chosen(options: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    """Yield names of cases and requests a second."""
-    if options.quick:
-        yield from QUICK
-        return
-    for name in CASES if options.case == "all" else [options.case]:
-        yield name, options.rate or options.load * CASES[name].capacity
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("case", nargs="?", default="all", choices=["all", *CASES])
+    parser.add_argument("case", choices=["all", *CASES])
     parser.add_argument("--load", type=float, default=0.95, help="share of the capacity")
-    parser.add_argument("--rate", type=float, help="requests a second, in place of --load")
     parser.add_argument("--policy", default=FOREBAY, choices=POLICIES)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=1, help="means of so many seeds")
-    parser.add_argument("--seconds", type=float, help="of arrivals; default: the case's own")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--flag", type=int, nargs="?", const=CHUNK, default=0, metavar="TOKENS",
         help=f"long_prefill_token_threshold; without a number {CHUNK}",
     )  # fmt: skip
     parser.add_argument("--scheduler-cls", metavar="CLASS", help="forebay: its scheduler class")
-    parser.add_argument("--max-wait", type=float, metavar="S", help="of documents, in Forebay")
-    parser.add_argument("--quick", action="store_true", help="some cells of all cases")
-    parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args()
     print(f"policy: {Path(policy_source.__file__).parent}", file=sys.stderr)
-    for name, rate in chosen(options):
+    for name in CASES if options.case == "all" else [options.case]:
         case = CASES[name]
         if case.missing:
             print(f"{name}: skipped, there is no {case.needs}", file=sys.stderr)
             continue
-        started, parts, p99s = time.process_time(), list[Figures](), list[list[float]]()
-        pieces = [(options.seconds or (QUICK_S if options.quick else case.seconds), rate)]
-        for seed in range(options.seed, options.seed + options.seeds):
-            outcomes = play(
-                case, options.policy, pieces, seed, flag=options.flag, max_wait_s=options.max_wait,
-                scheduler=options.scheduler_cls,
-            )  # fmt: skip
-            parts.append(figures(case, outcomes))
-            p99s.append(tails(outcomes))
-        chats_s, longer_s = (mean(np.array(column)) for column in zip(*p99s, strict=True))
-        found = joined(parts)
-        share = rate / case.capacity
-        if options.as_json:
-            print(
-                json.dumps({"case": name, "load": share, "policy": options.policy} | asdict(found))
-            )
-        else:
-            took_s = time.process_time() - started
-            print(
-                f"{name:12} {share:4.2f} {found.line()} "
-                f"p99 of chats {chats_s:.2f}, of longer {longer_s:.2f}  {took_s:.0f} s",
-                flush=True,
-            )
+        started = time.process_time()
+        outcomes = play(
+            case, options.policy, [(case.seconds, options.load * case.capacity)], options.seed,
+            flag=options.flag, scheduler=options.scheduler_cls,
+        )  # fmt: skip
+        took_s = time.process_time() - started
+        line = figures(case, outcomes).line()
+        print(f"{name:12} {options.load:4.2f} {line}  {took_s:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

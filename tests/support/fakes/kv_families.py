@@ -114,15 +114,6 @@ COUNTED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 6,
         "moe_intermediate_size": 1408,
     },
-    "Qwen/Qwen3-30B-A3B": {
-        **_sizes("qwen3_moe", 48, 2048, 32, 4, 6144, 151_936, 40_960),
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
     "zai-org/GLM-4.5-Air": {
         **_sizes("glm4_moe", 46, 4096, 96, 8, 10_944, 151_552, 131_072),
         "head_dim": 128,

@@ -10,7 +10,7 @@ LAB = {
     "sim_target": "forebay.analysis.simulation.sim_target:SimulatedTarget",
     "simulate_command": "forebay.analysis.simulation.simulate_command:simulate_command",
 }
-"""What load tests and `doctor` use of the simulator, which they never import: entry points."""
+"""Entry points of the simulator, which load tests and `doctor` use and never import."""
 
 
 def from_lab(name: str) -> Any:
