@@ -103,15 +103,6 @@ class TestSlowBodies:
             assert answer.status == status
             assert len(oracle.requests) == (status == 200)
 
-    async def test_many_small_pieces_are_one_body(self) -> None:
-        async with before_oracle() as (on, oracle):
-            parts = [bytes([b]) for b in BODY]
-            answer = await ask(
-                on, POST + HOST + b"Connection: close\r\n" + LENGTH + b"\r\n", *parts
-            )
-            assert answer.status == 200
-            assert oracle.requests[0].body == BODY
-
 
 class TestGone:
     @pytest.mark.parametrize(

@@ -157,16 +157,6 @@ def test_a_long_good_time_forgets_the_holds() -> None:
     assert fleet.health.wake_at(100.0) == 100.5
 
 
-def test_an_answer_to_a_request_from_before_the_ejection_proves_nothing() -> None:
-    fleet = Fleet(2)
-    fleet.health.sent("a", "old", 0.1, 0.9)
-    fleet.fail("a", 1.0, times=3)
-    fleet.look(1.5)
-    fleet.health.answered("a", "old", 1.6)
-    fleet.look(1.6)
-    assert fleet.may["a"] == 1
-
-
 def test_two_failed_probes_take_one_down_and_a_good_one_takes_it_back() -> None:
     fleet = Fleet(2)
     fleet.health.probe_failed("a", "health 503", 1.0)

@@ -13,7 +13,6 @@ from stages.proxy_stage import (
     EVENT,
     STREAM_HEAD,
     STREAMED,
-    USAGE,
     RawBackend,
     Stage,
     answer,
@@ -95,21 +94,22 @@ async def test_the_first_event(path: str, ends: bool) -> None:
         assert len(limits_said(on)) == 1  # a minute
 
 
-async def test_a_larger_limit_lets_it_pass() -> None:
-    serve = streams(LARGE, LARGE, USAGE, DONE)
-    async with on_stage(serve, limits={"event": 1 << 20}) as (on, _), on.post(STREAMED) as response:
-        assert await response.read() == LARGE + LARGE + USAGE + DONE
-
-
-async def test_memory_for_an_event() -> None:
+@pytest.mark.parametrize("first", [False, True])
+async def test_memory_for_an_event(first: bool) -> None:
     huge = b"data: " + b"y" * (3 << 20)
-    serve = sends(STREAM_HEAD + chunk(EVENT), chunk(huge))
+    serve = sends(STREAM_HEAD + (b"" if first else chunk(EVENT)), chunk(huge))
     async with on_stage(serve, limits={"queue_bytes": 1 << 20, "body": 1 << 20}) as (on, _):
-        before, text = await cut(on)
-        assert before == EVENT
+        if first:
+            async with on.post(STREAMED) as response:
+                assert response.status == 502
+                text = (await error_of(response))["message"]
+        else:
+            before, text = await cut(on)
+            assert before == EVENT
         assert text.startswith("No memory is left for an event of ")
         assert text.endswith(" bytes of the response (limits.queue_bytes).")
         assert len(limits_said(on)) == 1
+        assert on.proxy.app._budget.held == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
@@ -152,19 +152,26 @@ async def test_an_answer_that_grows_too_large_while_it_is_sent_on(path: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("body", "path", "text"),
+    ("body", "path", "limits", "text"),
     [
-        (STREAMED, "/v1/completions", "9 s (timeouts.first_token)."),
-        ({"prompt": "x"}, "/v1/completions", "20 s (timeouts.answer)."),
-        ({"input": "x"}, "/v1/embeddings", "9 s (timeouts.first_token)."),
+        (STREAMED, "/v1/completions", (9, 20), "9 s (timeouts.first_token)."),
+        ({"prompt": "x"}, "/v1/completions", (9, 20), "20 s (timeouts.answer)."),
+        ({"prompt": "x"}, "/v1/completions", (2, None), "10 s (timeouts.answer)."),  # 5 x 2 s
+        ({"input": "x"}, "/v1/embeddings", (9, 20), "9 s (timeouts.first_token)."),
     ],
 )
-async def test_no_answer_in_time(body: dict[str, Any], path: str, text: str) -> None:
-    times = {"first_token": "9s", "answer": "20s", "keep_alive": "0s"}
-    async with on_stage(silent, timeouts=times) as (on, _):
+async def test_no_answer_in_time(
+    body: dict[str, Any], path: str, limits: tuple[int, int | None], text: str
+) -> None:
+    """Of an answer that is no stream, only the end can be seen: it has a limit of its own."""
+    first_token, answer = limits
+    times = {"first_token": f"{first_token}s"} | ({"answer": f"{answer}s"} if answer else {})
+    async with on_stage(silent, timeouts={**times, "keep_alive": "0s"}) as (on, _):
+        began = now()
         async with on.post(body, path) as response:
             assert response.status == 504
             error = await error_of(response)
+        assert now() - began == pytest.approx(float(text.partition(" ")[0]), abs=1)
         assert error["message"] == f"The backend did not respond within {text}"
         assert limits_said(on)[0].endswith(text)
 

@@ -3,15 +3,13 @@
 import asyncio
 
 import pytest
-from fakes.faulty_backends import fails, resets
+from fakes.faulty_backends import error_event, fails, resets, streams
 from stages.proxy_stage import (
     DONE,
     EVENT,
-    STREAM_HEAD,
     Call,
     Serve,
     by_request,
-    chunk,
     on_stage,
     until,
 )
@@ -26,18 +24,17 @@ def on_poison(fault: Serve) -> Serve:
     return serve
 
 
-async def error_event(call: Call) -> None:
-    event = b'data: {"error":{"message":"no","code":500}}\n\n'
-    await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
+said_in_a_stream = streams(error_event("no", 500), DONE)
 
 
-@pytest.mark.parametrize("fault", [fails, resets, error_event])
-@pytest.mark.parametrize("at_once", [1, 20])
+@pytest.mark.parametrize(
+    ("fault", "at_once"), [(fails, 1), (fails, 20), (resets, 1), (said_in_a_stream, 1)]
+)
 async def test_requests_that_fail_everywhere_put_nobody_out(fault: Serve, at_once: int) -> None:
     """Whether each is asked for twice, or there are too many for that; for five seconds."""
     serve = on_poison(fault)
     async with on_stage(serve, serve) as (on, _):
-        stream = {**POISON, "stream": fault is error_event}
+        stream = {**POISON, "stream": fault is said_in_a_stream}
         health = on.proxy.backends.health
         seen: set[str] = set()
 
@@ -65,12 +62,7 @@ async def test_a_backend_that_fails_requests_that_another_serves_is_ejected(path
 
 async def test_a_backend_that_fails_while_no_other_can_be_asked_is_ejected_soon() -> None:
     """Too many fail at once for a retry of each: those count at the next health check."""
-
-    async def slow(call: Call) -> None:
-        await call.send(STREAM_HEAD)
-        await asyncio.sleep(20)
-        await call.send(chunk(EVENT) + chunk(DONE) + b"0\r\n\r\n")
-
+    slow = streams(b": heard\n\n", EVENT + DONE, every_s=20.0)
     async with on_stage(fails, slow) as (on, _):
 
         async def ask() -> None:

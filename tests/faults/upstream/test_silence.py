@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from fakes.faulty_backends import busy, fails, late, resets, sends
+from fakes.faulty_backends import late, resets, sends
 from stages.proxy_stage import (
     DONE,
     EVENT,
@@ -197,11 +197,6 @@ class TestOfForebay:
             assert longest <= 3
             await first
 
-    async def test_a_server_that_dies_behind_them_is_replaced(self) -> None:
-        async with on_stage(late(5, resets), stream, **OFTEN) as (on, backends):
-            assert (await heard(on))[:2] == (200, COMMENT * 2 + GOOD)
-            assert [len(b.calls) for b in backends] == [1, 1]
-
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
     async def test_a_rejection_behind_them_is_an_error_event(self, path: str) -> None:
         typed = path == "/v1/messages"
@@ -293,8 +288,3 @@ class TestOff:
     async def test_a_failure_has_its_status(self) -> None:
         async with on_stage(comments_then_dies, **OFF) as (on, _):
             assert (await heard(on))[0] == 502
-
-    @pytest.mark.parametrize(("serve", "status"), [(busy, 503), (fails, 500)])
-    async def test_so_has_one_before_the_first_heartbeat(self, serve: Any, status: int) -> None:
-        async with on_stage(serve) as (on, _):
-            assert (await heard(on))[0] == status

@@ -833,21 +833,6 @@ class TestMidStream:
         async with on_stage(streams(EVENT, event, DONE)) as (on, _):
             assert await ask(on) == (200, EVENT + event + DONE)
 
-    async def test_a_long_answer_that_is_no_stream_has_its_own_limit(self) -> None:
-        """The time-out of first tokens does not apply: only the end of the answer can be seen."""
-
-        long = late(50, whole)
-
-        async with on_stage(long, timeouts={"first_token": "10s", "answer": "60s"}) as (on, _):
-            assert await ask(on, {"prompt": "x"}) == (200, WHOLE)
-            assert (await ask(on))[0] == 504
-
-    async def test_a_shorter_first_token_shortens_that_limit(self) -> None:
-        async with on_stage(silent, timeouts={"first_token": "2s"}) as (on, _):
-            began = now()
-            assert (await ask(on, {"prompt": "x"}))[0] == 504
-            assert 10 <= now() - began < 12
-
 
 class TestFlapping:
     async def test_clients_see_next_to_nothing(self) -> None:
