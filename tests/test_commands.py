@@ -9,27 +9,15 @@ from pathlib import Path
 
 import pytest
 from fakes.made_runs import write_pair
+from stages.started import FOREBAY, run_forebay
 
 from forebay.analysis.demo.processes import ServerFailed
 from forebay.proxy.cli import main
 
 
-def forebay(
-    *words: str, timeout_s: float = 100.0, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", *words],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, **environ},
-    )
-
-
 def test_bad_input_of_a_process() -> None:
     """The exit status and the one line are those of `main`."""
-    done = forebay("proxy", "--backend", "localhost:8001")
+    done = run_forebay("proxy", "--backend", "localhost:8001")
     assert (done.returncode, done.stdout) == (2, "")
     assert "give a URL such as http://127.0.0.1:8001" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -41,7 +29,7 @@ PRINTING = ("--help", "proxy --help", "proxy --print-config", "kv --model llama-
 def printing_to(out: int, words: str) -> tuple[int, str]:
     """The exit status and standard error of a command that prints there."""
     done = subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", *words.split()],
+        [*FOREBAY, *words.split()],
         stdout=out,
         stderr=subprocess.PIPE,
         text=True,
@@ -96,9 +84,7 @@ def test_a_password_in_a_url_is_not_repeated(capsys: pytest.CaptureFixture[str])
 
 def test_the_proxy_starts_without_a_backend_and_stops_with_0() -> None:
     words = ["proxy", "--backend", "http://127.0.0.1:9", "--port", "0", "--admin-port", "0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "forebay.proxy", *words], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*FOREBAY, *words], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = "".join(process.stdout.readline() for _ in range(3))
         process.send_signal(signal.SIGTERM)
@@ -170,9 +156,8 @@ def test_the_preview_of_the_demo_with_the_scheduler_class(
 @pytest.mark.timeout(300)
 def test_the_demo_in_a_short_form(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    done = forebay(
+    done = run_forebay(
         *("demo", "--out", str(out), "--duration", "15", "--time-scale", "5", "--json"),
-        timeout_s=280.0,
         FOREBAY_HEALTH__TIMEOUT="30s",  # an engine may be late: other tests keep the machine busy
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from guard_table import FIGURES, NEAR, Entry, Table, gain, read
+from result_lines import markdown_table
 
 TABLE = Path(__file__).with_name("results") / "decisions.json"
 CELL = re.compile(r"(?P<kind>.+) (?P<load>[\d.]+)x on (?P<engines>\d+)(?P<flag> flag)?")
@@ -35,14 +36,13 @@ def decisions() -> str:
     parts = [_summary(cells)]
     for flag, title in (("", "Default flags"), (" flag", "With the flag")):
         chosen = {found: e for found, e in cells.items() if (found["flag"] or "") == flag}
-        parts += [f"\n### In time, percent. {title}\n", *_in_time(chosen)]
-    parts += ["\n### Where a model is better by more than 2 %\n", *_worse(cells)]
+        parts += [f"\n### In time, percent. {title}\n", _in_time(chosen)]
+    parts += ["\n### Where a model is better by more than 2 %\n", _worse(cells)]
     return "\n".join(parts)
 
 
-def _in_time(cells: Cells) -> Iterator[str]:
-    yield f"| traffic | engines | {' | '.join(f'load {load}' for load in LOADS)} |"
-    yield "| --- | --- |" + " --- |" * len(LOADS)
+def _in_time(cells: Cells) -> str:
+    rows = []
     fleets: dict[tuple[str, str], dict[str, Entry]] = {}
     for found, entry in cells.items():
         if found["load"] in LOADS:
@@ -51,7 +51,8 @@ def _in_time(cells: Cells) -> Iterator[str]:
         of = {engines: by_load for (name, engines), by_load in fleets.items() if name == kind}
         engines = min(of, key=lambda engines: _least_lead(of[engines]))
         shown = [_value(of[engines][load], 0) if load in of[engines] else "" for load in LOADS]
-        yield f"| {kind} | {engines} | {' | '.join(shown)} |"
+        rows.append((kind, engines, *shown))
+    return markdown_table(("traffic", "engines", *(f"load {load}" for load in LOADS)), rows)
 
 
 def _least_lead(by_load: dict[str, Entry]) -> float:
@@ -59,19 +60,20 @@ def _least_lead(by_load: dict[str, Entry]) -> float:
     return min(_ratio(entry, 0) or 1.0 for entry in by_load.values())
 
 
-def _worse(cells: Cells) -> Iterator[str]:
-    yield "| figure | traffic | cause | load and engines: Forebay, best model |"
-    yield "| --- | --- | --- | --- |"
+def _worse(cells: Cells) -> str:
+    rows = []
     for place in LISTED:
-        rows: dict[str, list[str]] = {}
+        by_kind: dict[str, list[str]] = {}
         for found, entry in cells.items():
             if (ratio := _ratio(entry, place)) is not None and ratio < NEAR:
                 flag = ", flag" if found["flag"] else ""
                 values = f"{entry['now'][place]:.3g}, {entry['models'][place]:.3g}"
                 text = f"{found['load']}x on {found['engines']}{flag}: {values}"
-                rows.setdefault(found["kind"], []).append(text)
-        for kind, listed in rows.items():
-            yield f"| {HEADS[place]} | {kind} | {CAUSES[kind]} | {'; '.join(listed)} |"
+                by_kind.setdefault(found["kind"], []).append(text)
+        for kind, listed in by_kind.items():
+            rows.append((HEADS[place], kind, CAUSES[kind], "; ".join(listed)))
+    heads = ("figure", "traffic", "cause", "load and engines: Forebay, best model")
+    return markdown_table(heads, rows)
 
 
 def _cells(table: Table) -> Iterator[tuple[re.Match[str], Entry]]:
@@ -96,10 +98,7 @@ def _value(entry: Entry, place: int) -> str:
 
 
 def _summary(cells: Cells) -> str:
-    rows = [
-        "| figure | cells | Forebay better by 2 % | level | a model better by 2 % | median ratio |"
-    ]
-    rows.append("| --- | --- | --- | --- | --- | --- |")
+    rows = []
     for place, head in enumerate(HEADS):
         ratios = sorted(
             ratio for entry in cells.values() if (ratio := _ratio(entry, place)) is not None
@@ -107,6 +106,7 @@ def _summary(cells: Cells) -> str:
         worse = sum(ratio < NEAR for ratio in ratios)
         better = sum(ratio > 1 / NEAR for ratio in ratios)
         level = len(ratios) - worse - better
-        median = ratios[len(ratios) // 2]
-        rows.append(f"| {head} | {len(ratios)} | {better} | {level} | {worse} | {median:.2f} |")
-    return "\n".join(rows)
+        counts = map(str, (len(ratios), better, level, worse))
+        rows.append((head, *counts, f"{ratios[len(ratios) // 2]:.2f}"))
+    heads = ("cells", "Forebay better by 2 %", "level", "a model better by 2 %", "median ratio")
+    return markdown_table(("figure", *heads), rows)

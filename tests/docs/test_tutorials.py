@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pages.shown import Ports, block, blocks, masked
 from paths import ROOT
-from stages.started import FOREBAY, eventually, started
+from stages.started import FOREBAY, eventually, run_forebay, started
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 TUTORIAL = (TUTORIALS / "first-proxy.md").read_text(encoding="utf-8")
@@ -115,7 +115,6 @@ def test_from_traffic_to_a_gpu_count(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def run_line(line: str) -> tuple[str, str]:
     """Standard output and standard error of a `forebay` line."""
-    words = [*FOREBAY, *shlex.split(line)[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = run_forebay(*shlex.split(line)[1:])
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

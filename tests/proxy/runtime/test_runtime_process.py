@@ -12,8 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes.faulty_backends import streams
-from stages.proxy_processes import PATIENCE_S, proxy_process, ready
+from stages.proxy_processes import proxy_process, ready
 from stages.proxy_stage import DONE, EVENT, Call, RawBackend
+from stages.started import PATIENCE_S
 
 from forebay.proxy.config.sections import Logs
 from forebay.proxy.log_events import LogEvent

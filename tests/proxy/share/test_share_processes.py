@@ -18,8 +18,9 @@ import aiohttp
 import pytest
 from ports import free_ports
 from said import Said
-from stages.proxy_processes import PATIENCE_S, proxy_process
+from stages.proxy_processes import proxy_process
 from stages.proxy_stage import Call, RawBackend, by_request, settle
+from stages.started import PATIENCE_S
 
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_yaml, load_config

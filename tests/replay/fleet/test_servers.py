@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from fakes.fake_vllm import children, install, starts
-from stages.fleet_stage import fleet_up, forebay
+from stages.fleet_stage import fleet_up
+from stages.started import run_forebay
 from vllm_server import ModelSize, write_model
 
 from forebay.proxy.cli import main
@@ -130,7 +131,7 @@ def test_a_fleet_that_does_not_come_up_ends_with_1(
     tmp_path: Path, words: list[str], environ: dict[str, str], more: list[str], says: str
 ) -> None:
     words = [*words, "--servers", "2", *more]
-    done = forebay("fleet", "up", "--dir", str(tmp_path / "fleet"), *words, **environ)
+    done = run_forebay("fleet", "up", "--dir", str(tmp_path / "fleet"), *words, **environ)
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr

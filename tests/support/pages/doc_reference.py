@@ -4,13 +4,14 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from paths import ROOT
 from pydantic import BaseModel
+from result_lines import markdown_table
 
 from forebay.proxy.config.diff import NEEDS_RESTART
 from forebay.proxy.config.schema import Config
@@ -214,10 +215,10 @@ def _add_code(codes: dict[str, Code], call: ast.Call) -> None:
 def error_table() -> str:
     """Error codes with their status and remedy."""
     rows = [
-        f"| `{code}` | {', '.join(entry.statuses)} | {WHAT_TO_DO[code]} |"
+        (f"`{code}`", ", ".join(entry.statuses), WHAT_TO_DO[code])
         for code, entry in error_codes().items()
     ]
-    return "\n".join(["| code | status | what to do |", "| --- | --- | --- |", *rows])
+    return markdown_table(("code", "status", "what to do"), rows)
 
 
 def columns() -> str:
@@ -240,9 +241,9 @@ def definitions() -> str:
 
 def tag_table() -> str:
     """Tags of latency.hlog, and the keys of summary.json with the same figures."""
-    rows = [f"| `{tag}.BUCKET` | `{key}` |" for key, tag in METRICS.items()]
-    rows.append("| `sched_lag.BUCKET` | `schedule_lag_ms` |")
-    return "\n".join(["| tag in latency.hlog | key in summary.json |", "| --- | --- |", *rows])
+    tags = [*((tag, key) for key, tag in METRICS.items()), ("sched_lag", "schedule_lag_ms")]
+    rows = [(f"`{tag}.BUCKET`", f"`{key}`") for tag, key in tags]
+    return markdown_table(("tag in latency.hlog", "key in summary.json"), rows)
 
 
 def trace_table() -> str:
@@ -258,12 +259,14 @@ def format_table() -> str:
         (f"`{trace_format.name}`", trace_format.what, trace_format.keeps)
         for trace_format in formats().values()
     ]
-    return _table(("format", "file", "keeps, beside times and lengths"), rows)
+    return markdown_table(("format", "file", "keeps, beside times and lengths"), rows)
 
 
 def target_table() -> str:
     """Make the table of the targets of `traces import --map`."""
-    return _table(("target", "meaning"), [(f"`{name}`", what) for name, what in TARGETS.items()])
+    return markdown_table(
+        ("target", "meaning"), [(f"`{name}`", what) for name, what in TARGETS.items()]
+    )
 
 
 def version_table() -> str:
@@ -276,9 +279,4 @@ def version_table() -> str:
         meaning = " ".join(match[1].split()).rstrip(".")
         bound = f"from {version} on" if rule in RULES else f"before {version}"
         rows.append((meaning[0].upper() + meaning[1:], bound))
-    return _table(("what", "vLLM"), rows)
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(("what", "vLLM"), rows)

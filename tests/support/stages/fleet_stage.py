@@ -1,9 +1,6 @@
 """A fleet of real vLLM servers on the CPU for tests, started as a user starts it."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from stages.started import run_forebay
 from vllm_server import BLOCK_SIZE, ModelSize, write_model
 
 CONTEXT = 16_384
-
-
-def forebay(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.proxy", *words],
-        capture_output=True, text=True, check=False, env={**os.environ, **environ},
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +33,12 @@ class Fleet:
         return loaded
 
     def status(self) -> tuple[int, dict[str, Any]]:
-        done = forebay("fleet", "status", "--dir", str(self.folder), "--json")
+        done = run_forebay("fleet", "status", "--dir", str(self.folder), "--json")
         return done.returncode, json.loads(done.stdout)
 
     def down(self) -> dict[str, str]:
         """Stop the fleet, and return how each server ended."""
-        done = forebay("fleet", "down", "--dir", str(self.folder), "--json")
+        done = run_forebay("fleet", "down", "--dir", str(self.folder), "--json")
         assert done.returncode == 0, done.stderr
         ends: dict[str, str] = json.loads(done.stdout)["servers"]
         return ends
@@ -56,7 +47,7 @@ class Fleet:
 @contextmanager
 def fleet_up(words: Sequence[str], folder: Path, **environ: str) -> Iterator[Fleet]:
     """The fleet of `forebay fleet up WORDS`, until the block ends."""
-    done = forebay("fleet", "up", "--dir", str(folder), "--json", *words, **environ)
+    done = run_forebay("fleet", "up", "--dir", str(folder), "--json", *words, **environ)
     assert done.returncode == 0, done.stderr
     fleet = Fleet(folder, done.stderr)
     try:

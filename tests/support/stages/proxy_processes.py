@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,18 +12,22 @@ from pathlib import Path
 import aiohttp
 import yaml
 from stages.proxy_stage import DONE
+from stages.started import FOREBAY, PATIENCE_S
 
-PATIENCE_S = 60.0
+
+async def launch(*words: str, **environ: str) -> Process:
+    """Start `forebay proxy` with `words`."""
+    return await asyncio.create_subprocess_exec(
+        *FOREBAY, "proxy", *words, stdout=PIPE, env={**os.environ, **environ}
+    )
 
 
 @asynccontextmanager
-async def proxy_process(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, str]]:
+async def proxy_process(*words: str) -> AsyncIterator[tuple[Process, str, str]]:
     """`forebay proxy` with `words`, once it listens: the process, its URL and its admin URL."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "forebay.proxy", "proxy", "--port", "0", "--admin-port", "0", *words,
-        # The test, which is the backend, may be late: other tests keep the machine busy.
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, "FOREBAY_HEALTH__TIMEOUT": "30s"},
-    )  # fmt: skip
+    # The test, which is the backend, may be late: other tests keep the machine busy.
+    patient = {"FOREBAY_HEALTH__TIMEOUT": "30s"}
+    process = await launch("--port", "0", "--admin-port", "0", *words, **patient)
     assert process.stdout is not None
     reading = None
     try:
@@ -53,19 +56,7 @@ class Proxies:
 
     async def start(self, *words: str, **environ: str) -> tuple[Process, str, str]:
         """Start one more proxy. Returns its process, URL and admin URL once it is listening."""
-        process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "forebay.proxy",
-                "proxy",
-                "--config",
-                str(self._config),
-                *words,
-            ),
-            stdout=PIPE,
-            env={**os.environ, **environ},
-        )
+        process = await launch("--config", str(self._config), *words, **environ)
         self.running.append(process)
         return process, *await addresses(process)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 60.0
+LONGEST_S = 500.0  # of a command
 FOREBAY = (sys.executable, "-m", "forebay.proxy")
 
 
@@ -28,6 +29,14 @@ def answers(url: str) -> bool:
     with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
         return bool(answer.status == 200)
     return False
+
+
+def run_forebay(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a process of its own, to its end."""
+    return subprocess.run(
+        [*FOREBAY, *words], capture_output=True, text=True, env={**os.environ, **environ},
+        timeout=LONGEST_S,
+    )  # fmt: skip
 
 
 def printed_with_two_hash_seeds(program: str) -> set[str]:
