@@ -224,10 +224,12 @@ studies: .venv/dev ## all studies in virtual time
 	  ) & both="$$both $$!"; done; for one in $$both; do wait $$one || exit 1; done
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/doc_studies.py $(STUDIES_OUT)
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/course.py
+	@$(MAKE) --no-print-directory docs-figures
 
 # The texts that it asks about must lie beside the checkout. On a machine that does nothing else.
 real-model: .venv/dev .vllm-cpu/built ## a small real model on the CPU beside the simulated engine
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/real_model.py
+	@$(MAKE) --no-print-directory docs-figures
 
 study-h200: .venv/runtime ## vLLM alone and behind Forebay, on real GPUs
 	FOREBAY=$(BIN)/forebay PYTHON=$(BIN)/python deploy/study-h200.sh

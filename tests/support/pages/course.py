@@ -3,7 +3,7 @@
 PYTHONPATH=tests/support python tests/support/pages/course.py
 
 plays COMMANDS again, or those that are named, which takes a minute, and writes their figures to
-tests/bench/results/course.json. `make studies` does so after the studies.
+tests/bench/results/course.json. `make studies` does so after the studies, then it writes the pages.
 """
 
 import io
@@ -21,7 +21,7 @@ from typing import Any
 
 from fakes.course_models import MODELS
 from pages import real_model
-from pages.doc_studies import LESSONS, kept, renew_block, results, rounded
+from pages.doc_studies import kept, results, rounded
 from paths import RESULTS, ROOT
 from result_lines import markdown_table
 
@@ -36,7 +36,6 @@ PHASES = "--lengths 256,512,2k --batches 1,16 --prompt-tokens 512"
 CHATS = "traces synth chat-beside-documents --duration 5m -o trace.jsonl"
 POOLS = "traces synth chat-beside-documents --duration 5m --document-tokens 60000 -o pools.jsonl"
 SIZED_USERS, SIZED_TOKENS = (50, 200), (8_000, 32_000, 100_000)
-SIZING, CACHE = LESSONS / "sizing.md", LESSONS / "kv-cache.md"
 VISITS = (
     "traces synth documents --documents 40 --document-tokens 60000 --rate 0.3 --duration 20m "
     "-o visits.jsonl"
@@ -256,17 +255,14 @@ def visits() -> str:
     return f"```\nforebay {VISITS}\n{found['command']}\n```\n\n{markdown_table(heads, rows)}"
 
 
-def renew_page() -> None:
-    """Renew the cells of the page that have figures, and the tables of sizes and visits."""
-    renew_block(SIZING, "sizing", sizes())
-    renew_block(CACHE, "second visit", visits())
-    text = PAGE.read_text(encoding="utf-8")
+def renewed(page: str) -> str:
+    """Return the page of the course with the figures of its rows renewed."""
 
-    def renewed(row: re.Match[str]) -> str:
-        number = int(row[2])
-        return f"{row[1]}{here(number)}{row[4]}" if number in HERE else row[0]
+    def row(found: re.Match[str]) -> str:
+        number = int(found[2])
+        return f"{found[1]}{here(number)}{found[4]}" if number in HERE else found[0]
 
-    PAGE.write_text(ROW.sub(renewed, text), encoding="utf-8")
+    return ROW.sub(row, page)
 
 
 if __name__ == "__main__":
@@ -276,5 +272,3 @@ if __name__ == "__main__":
     if len(played) < len(COMMANDS):
         played = {**commands(), **played}
     DATA.write_text(json.dumps(played, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    commands.cache_clear()
-    renew_page()

@@ -87,6 +87,8 @@ def write_all() -> None:
         (ROOT / name).write_text(make(), encoding="utf-8")
     for path in pages():
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    page = course.PAGE.read_text(encoding="utf-8")
+    course.PAGE.write_text(course.renewed(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

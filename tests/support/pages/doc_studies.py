@@ -1,4 +1,4 @@
-"""The figures of the studies in docs/research, which `make studies` writes.
+"""The figures of the studies in docs/research. `make studies` writes their results.
 
 PYTHONPATH=tests/support python tests/support/pages/doc_studies.py runs/studies
 """
@@ -154,23 +154,5 @@ def collect(folder: Path) -> None:
     results.cache_clear()
 
 
-def renew_page() -> None:
-    """Renew the blocks of the pages."""
-    for name in ORDER:
-        renew_block(page_of(name), f"study {name}", block(name))
-    for name, made in TABLES.items():
-        renew_block(PAGE, name, made())
-
-
-def renew_block(page: Path, name: str, made: str) -> None:
-    """Write a generated block of a page anew."""
-    text = page.read_text(encoding="utf-8")
-    begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
-    before, _, rest = text.partition(begin)
-    text = f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
-    page.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     collect(Path(sys.argv[1]))
-    renew_page()

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
-from pages.doc_studies import PAGE, renew_block, rounded, whole_cells
+from pages.doc_studies import rounded, whole_cells
 from paths import RESULTS, SHARED
 from ports import free_ports
 from result_lines import markdown_table
@@ -274,4 +274,3 @@ def compared(told: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     collect(sys.argv[1:] or list(PARTS))
-    renew_block(PAGE, BLOCK, block())
