@@ -1,25 +1,25 @@
 """The charts of docs/ show the committed results, computed anew without the code that drew them.
 
 A chart is read back: the ticks of its axes tell where a value lies. The rows behind a study's table
-and behind headline.json are not committed, only their percentiles by study, router and load. So the
-points of a chart that draws every request are held against these percentiles.
+are not committed, only their percentiles by study, router and load. So the points of a chart that
+draws every request are held against these percentiles.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from drawn_charts import SVG, Panel, Points, covered, looks, read_panels
+from drawn_charts import STUDIES, SVG, Panel, Points, covered, looks, read_panels
+from pages.doc_pages import FILES
 from paths import RESULTS, ROOT
 
 DOCS = ROOT / "docs"
-DRAWINGS = {"assets/architecture.svg", "assets/top.svg"}
+DRAWINGS = {"docs/assets/architecture.svg", "docs/assets/top.svg"}
 """Pictures without a figure of a result: boxes and arrows, and a terminal."""
 GIB = 2**30
 PHI_TOKEN = 2 * 32 * 3_072 * 2
@@ -188,39 +188,18 @@ def flood() -> None:
 
 
 def needle() -> None:
-    root = ElementTree.parse(DOCS / "assets/studies/needle.svg").getroot()
+    root = ElementTree.parse(STUDIES / "needle.svg").getroot()
     titles = [t.text or "" for t in root.iter(f"{SVG}title")]
     cells = [f"{r['length']:,}, {r['depth']}: {r['whole']:.1%}" for r in rows_of("needle")]
     assert sorted(titles) == sorted(cells)
 
 
-def bars(name: str, key: Callable[[Mapping[str, Any]], Sequence[float]], *, least: bool) -> None:
-    """A chart of every router in headline.json: order, length and words of the bars."""
-    of = [key(router) for router in results("headline")["beside, flag, 2"].values()]
-    of.sort(key=lambda values: values[0] if least else -values[0])
-    for theme in ("light", "dark"):
-        root = ElementTree.parse(DOCS / f"assets/{name}-{theme}.svg").getroot()
-        lengths = [float(bar.get("width", 0)) for bar in root.iter(f"{SVG}rect")]
-        longest = max(values[0] for values in of)
-        assert lengths == pytest.approx(
-            [max(2.0, max(lengths) * values[0] / longest) for values in of], abs=0.06
-        )
-        words = [t.text or "" for t in root.iter(f"{SVG}text")][2::2]
-        for text, values in zip(words, of, strict=False):
-            told = re.findall(r"[\d.]+", text.partition(" s,")[0])
-            assert [float(one) for one in told] == pytest.approx(values, rel=0.06), text
-
-
 CHECKS: Mapping[str, Callable[[], None]] = {
-    **{f"assets/studies/{check.__name__.replace('_', '-')}.svg": check
-       for check in (prefill, decode, phases, memory, kv, hol, hol_fleet, saturation,
-                     shared_document, flood, needle)},
-    "assets/highest-load": lambda: bars("highest-load", lambda r: r["highest_per_s"], least=False),
-    "assets/chat-p99": lambda: bars("chat-p99", lambda r: r["80%"]["chats"]["p99"], least=True),
-    "assets/document-p99": lambda: bars(
-        "document-p99", lambda r: r["80%"]["documents"]["p99"], least=True),
+    check.__name__.replace("_", "-"): check
+    for check in (prefill, decode, phases, memory, kv, hol, hol_fleet, saturation,
+                  shared_document, flood, needle)
 }  # fmt: skip
-"""What checks a chart. Of a pair for two themes, the part of the names that both have."""
+"""What checks the chart of a study."""
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -246,17 +225,15 @@ def test_a_check_sees_other_results(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_chart_has_a_check() -> None:
-    found = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.svg")}
-    pairs = {re.sub(r"-(light|dark)\.svg$", "", name) for name in found - DRAWINGS}
-    assert pairs == set(CHECKS)
+    """Charts that are drawn from results/headline.json are compared by test_generated."""
+    found = {path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.svg")}
+    assert found - DRAWINGS - set(FILES) == {f"docs/assets/studies/{name}.svg" for name in CHECKS}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CHECKS if "studies" in name and "needle" not in name]
-)
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "needle"])
 def test_a_chart_can_be_read(name: str) -> None:
     """No two series look alike, and the key and notes cover none."""
-    root = ElementTree.parse(DOCS / name).getroot()
-    for drawn, panel in zip(root.iter(f"{SVG}g"), read_panels(Path(name).stem), strict=True):
+    root = ElementTree.parse(STUDIES / f"{name}.svg").getroot()
+    for drawn, panel in zip(root.iter(f"{SVG}g"), read_panels(name), strict=True):
         assert len(set(looks(drawn))) == len(looks(drawn))
         assert covered(drawn, panel.lines.values()) == []

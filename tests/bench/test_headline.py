@@ -5,7 +5,7 @@ import json
 import headline
 import pytest
 from headline import Cell, figures, highest_step, loads, play
-from pages.doc_results import best_at, spread
+from pages.doc_results import spread
 
 SHORT = {"beside": 600.0, "shared": 120.0}
 
@@ -42,15 +42,6 @@ def test_loads_are_named_by_the_best_other_router() -> None:
     assert loads(table, headline.FLAGGED)[headline.SAME] == 3.2
     assert loads(table, Cell("beside", "class", 4)) == {"50%": 4.0, "80%": 6.4}
     assert loads(table, Cell("shared", "default"))["overload"] == 13.5
-
-
-def test_a_router_that_does_not_sustain_the_load_is_no_measure() -> None:
-    def at(in_time: float, p99_s: float) -> dict[str, object]:
-        bucket = {"in_time": [in_time, in_time, in_time], "p99": [p99_s]}
-        return {"80%": {"chats": bucket, "documents": bucket}}
-
-    routers = {"forebay": at(1.0, 1.0), "direct": at(0.9, 0.1), "llm_d": at(0.95, 2.0)}
-    assert best_at(routers, "80%", "chats", "p99") == "llm_d"
 
 
 def test_a_figure_has_its_range() -> None:
