@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from pages.doc_pages import FILES, pages, renewed
-from pages.doc_reference import WHAT_TO_DO, error_codes, meanings, sections
+from pages.doc_reference import WHAT_TO_DO, error_codes
 from paths import ROOT
 
 from forebay.proxy.telemetry.metrics.backend_metrics import WAIT_REASONS
-from forebay.replay.results.row import Row
 
 AGAIN = "write it anew: make docs-figures"
 
@@ -28,26 +27,12 @@ def test_the_blocks_of_a_page(page: Path) -> None:
     assert renewed(text) == text, AGAIN
 
 
-def test_every_key_of_the_configuration_has_a_meaning() -> None:
-    for _, model in sections():
-        keys = {name for name, field in model.model_fields.items() if not _is_section(field)}
-        assert keys - set(meanings(model)) == set(), model.__name__
-
-
 @pytest.mark.parametrize(
     "page", ["reference/metrics.md", "explanation/predictions-and-rejections.md"]
 )
 def test_every_reason_to_wait_is_explained(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert [reason for reason in WAIT_REASONS.values() if f"`{reason}`" not in text] == []
-
-
-def _is_section(field: object) -> bool:
-    return any(model.__name__ in str(field) for _, model in sections())
-
-
-def test_every_column_has_a_meaning() -> None:
-    assert set(Row.__slots__) == set(meanings(Row))
 
 
 def test_every_error_code_says_what_to_do() -> None:

@@ -116,6 +116,22 @@ TAKEN_CHATS = {
         for at, role in enumerate((b"[" * 1000 + b"]" * 1000, b"7", b"null", b'"\\u00e9"'))
     },
 }  # fmt: skip
+TOOL_CALL = {"id": "1", "type": "function", "function": {"name": "f1", "arguments": "{}"}}
+AGENTS: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": None, "name": None},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ],
+    "tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(128)],
+    "temperature": None, "stop": None, "guided_json": {"type": "object"}, "top_k": 7,
+    "cache_salt": "mine", "seed": 10**30, "chat_template_kwargs": {"enable_thinking": False},
+    "stream_options": None,
+}  # fmt: skip
+"""What agents send, as people reported it elsewhere."""
+TAKEN_CHATS["agents"] = json.dumps(AGENTS, indent=1).encode()
 TOO_MANY = {
     "parts": b'{"messages":[{"role":"user","content":[' + b"1," * 500_000 + b"1]}]}",
     "messages": b'{"messages":[' + b"{}," * 100_000 + b"{}]}",
