@@ -364,7 +364,7 @@ def test_alerts_follow_slow_engines_and_a_proxy_without_resources(tmp_path: Path
 @contextmanager
 def moody_server() -> Iterator[str]:
     """Start a server that answers a request for model `slow:4` after 4 s; returns its URL."""
-    program = TESTS / "support" / "neighbour_backend.py"
+    program = TESTS / "support" / "fakes" / "late_backend.py"
     with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

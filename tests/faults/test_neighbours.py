@@ -1,36 +1,21 @@
-"""A good client beside abuse, in virtual time: all its requests are served."""
+"""Tenants beside each other: what is dear for one of them takes turns with the others."""
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from neighbour_backend import Answers
-from stages.neighbour_scenes import KEYS, SCENES, GoodClient, set_keys
+from fakes.tenant_keys import key_of, keys_of
 from stages.proxy_stage import WHOLE, Call, Stage, answer, now, on_stage
 
-SECONDS = 1.5
+Keys = dict[str, Any]
 
 
-@pytest.mark.parametrize("name", SCENES)
-async def test_a_good_client_is_served_beside(name: str) -> None:
-    scene = SCENES[name]
-    set_keys()
-
-    answers = Answers()
-
-    async def serve(call: Call) -> None:
-        await answers.answer(call.body, call.writer)
-
-    async with on_stage(serve, serve, **scene.config) as (on, _):
-        abuse: asyncio.Task[Any] = asyncio.ensure_future(scene.run(on.url))
-        await asyncio.sleep(1.0)
-        client = GoodClient(on.url, **scene.good)
-        await client.run(SECONDS)
-        abuse.cancel()
-        await asyncio.gather(abuse, return_exceptions=True)
-    assert client.sent >= 5
-    assert client.statuses == {"good": client.sent}
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    """The configuration of a proxy that knows two tenants."""
+    return {"tenants": {"keys": keys_of(tmp_path, "good", "bad")}}
 
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -46,7 +31,7 @@ DEAR: dict[str, dict[str, Any]] = {
 async def ask(on: Stage, tenant: str, **fields: Any) -> int:
     """Ask for a chat, and return the status."""
     data = json.dumps({"model": tenant, "messages": HELLO, **fields}).encode()
-    headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+    headers = key_of(tenant)
     return await on.status(data, path="/v1/chat/completions", headers=headers)
 
 
@@ -58,10 +43,9 @@ async def order_of(on: Stage, calls: list[Call], asks: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("body", DEAR)
-async def test_bodies_that_are_dear_to_parse_take_turns(body: str) -> None:
+async def test_bodies_that_are_dear_to_parse_take_turns(body: str, keys: Keys) -> None:
     """Below 1 MiB they were parsed as they came, and all others waited for all of them."""
-    set_keys()
-    async with on_stage(None, **SCENES["foreign_responses"].config) as (on, (backend,)):
+    async with on_stage(None, **keys) as (on, (backend,)):
         assert await ask(on, "bad", **DEAR[body]) == 200
         asks = [ask(on, "bad", **DEAR[body]) for _ in range(6)]
         order = await order_of(on, backend.calls, [*asks, *(ask(on, "good") for _ in range(3))])
@@ -71,10 +55,9 @@ async def test_bodies_that_are_dear_to_parse_take_turns(body: str) -> None:
         assert debts.expected_s("bad", 100_000, now()) > debts.expected_s("good", 100_000, now())
 
 
-async def test_a_flood_of_small_requests_lets_others_pass() -> None:
+async def test_a_flood_of_small_requests_lets_others_pass(keys: Keys) -> None:
     """The requests of a tenant that floods began in the order in which they came."""
-    set_keys()
-    async with on_stage(None, **SCENES["foreign_responses"].config) as (on, (backend,)):
+    async with on_stage(None, **keys) as (on, (backend,)):
         for tenant in ("good", "bad"):
             assert await ask(on, tenant) == 200
         on.proxy.app.turns.debts.charge("bad", 1.0, now())  # as after a second of it
@@ -83,10 +66,9 @@ async def test_a_flood_of_small_requests_lets_others_pass() -> None:
         assert order.index("good") < 30
 
 
-async def test_requests_that_are_rejected_are_charged_to_their_address() -> None:
+async def test_requests_that_are_rejected_are_charged_to_their_address(keys: Keys) -> None:
     """Unknown paths and wrong keys cost nobody anything."""
-    set_keys()
-    async with on_stage(None, **SCENES["foreign_responses"].config) as (on, _):
+    async with on_stage(None, **keys) as (on, _):
         debts = on.proxy.app.turns.debts
         for _ in range(20):
             assert await on.status_of(f"{on.url}/nothing") == 404
@@ -95,20 +77,19 @@ async def test_requests_that_are_rejected_are_charged_to_their_address() -> None
 
 
 @pytest.mark.parametrize("what", ["model", "path"])
-async def test_a_flood_of_errors_comes_a_few_at_a_time(what: str) -> None:
+async def test_a_flood_of_errors_comes_a_few_at_a_time(what: str, keys: Keys) -> None:
     """Errors were answered as they came, also those of a backend, so that a flood took the loop."""
-    set_keys()
     nope = answer(404, b'{"error":{"message":"no such model","code":404}}')
 
     async def serve(call: Call) -> None:
         await call.send(nope if b"nope" in call.body else answer(200, WHOLE))
 
-    async with on_stage(serve, **SCENES["foreign_responses"].config) as (on, _):
+    async with on_stage(serve, **keys) as (on, _):
         holder, path = ("bad", "chat/completions") if what == "model" else ("127.0.0.1", "nothing")
         ended = list[float]()
 
         async def fails() -> None:
-            headers = {"authorization": f"Bearer {KEYS['bad']}"}
+            headers = key_of("bad")
             body = json.dumps({"model": "nope", "messages": HELLO}).encode()
             assert await on.status(body, path=f"/v1/{path}", headers=headers) == 404
             ended.append(now())
