@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from fakes.faulty_backends import late, resets, sends
+from fakes.faulty_backends import in_turn, late, resets, sends, streams
 from stages.proxy_stage import (
     DONE,
     EVENT,
@@ -17,6 +17,7 @@ from stages.proxy_stage import (
     USAGE,
     Call,
     RawBackend,
+    Serve,
     Stage,
     answer,
     chunk,
@@ -77,21 +78,15 @@ def error_in(body: bytes, before: bytes, typed: bool = False) -> dict[str, Any]:
     return dict(said["error"])
 
 
-def after(seconds: float, *events: bytes, first: bytes = b"") -> Any:
+def after(seconds: float, said: bytes) -> Serve:
+    """Begin a stream at once, and say something in it after so many seconds."""
+
     async def serve(call: Call) -> None:
-        await call.send(STREAM_HEAD + (chunk(first) if first else b""))
+        await call.send(STREAM_HEAD)
         await asyncio.sleep(seconds)
-        await call.send(b"".join(map(chunk, events)) + b"0\r\n\r\n")
+        await call.send(chunk(said) + b"0\r\n\r\n")
 
     return serve
-
-
-async def comments_then_answers(call: Call) -> None:
-    await call.send(STREAM_HEAD)
-    for _ in range(6):
-        await asyncio.sleep(1)
-        await call.send(chunk(COMMENT))
-    await call.send(chunk(GOOD) + b"0\r\n\r\n")
 
 
 async def comments_then_dies(call: Call) -> None:
@@ -103,7 +98,9 @@ async def comments_then_dies(call: Call) -> None:
 class TestOfTheServer:
     @pytest.mark.parametrize("passed_on", [True, False])
     async def test_comments_are_passed_on_as_they_come_or_kept(self, passed_on: bool) -> None:
-        async with on_stage(comments_then_answers, **({} if passed_on else OFF)) as (on, _):
+        async with on_stage(
+            streams(*[COMMENT] * 6, GOOD, every_s=1), **({} if passed_on else OFF)
+        ) as (on, _):
             status, body, longest = await heard(on)
             assert (status, body) == (200, COMMENT * 6 + GOOD)
             assert longest <= 1.5 if passed_on else longest > 5
@@ -112,14 +109,9 @@ class TestOfTheServer:
         opened = CREATED + COMMENT
         end = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
         start = b'event: message_start\ndata: {"type":"message_start"}\n\n'
-        serves = iter(
-            [after(5, start + end, first=PING), after(5, DELTA + COMPLETED, first=opened)]
-        )
-
-        async def serve(call: Call) -> None:
-            await next(serves)(call)
-
-        async with on_stage(serve) as (on, _):
+        pings = streams(PING, start + end, every_s=5)
+        opens = streams(opened, DELTA + COMPLETED, every_s=5)
+        async with on_stage(in_turn(pings, opens)) as (on, _):
             for path, heartbeat, whole in [
                 ("/v1/messages", PING, PING + start + end),
                 ("/v1/responses", COMMENT, COMMENT + CREATED + DELTA + COMPLETED),
@@ -137,13 +129,8 @@ class TestOfTheServer:
             assert [len(b.calls) for b in backends] == [1, 1]
 
     async def test_comments_are_no_output(self) -> None:
-        async def for_ever(call: Call) -> None:
-            await call.send(STREAM_HEAD)
-            while True:
-                await call.send(chunk(COMMENT))
-                await asyncio.sleep(1)
-
-        async with on_stage(for_ever, timeouts={"first_token": "10s"}) as (on, _):
+        for_long = streams(*[COMMENT] * 60, every_s=1)
+        async with on_stage(for_long, timeouts={"first_token": "10s"}) as (on, _):
             began = now()
             status, body, longest = await heard(on)
             assert status == 200
@@ -156,15 +143,7 @@ class TestOfTheServer:
     async def test_a_client_that_does_not_read_gets_few_of_them(self) -> None:
         """What it leaves does not fill the memory, nor count as the server's failure."""
         many = b": " + b"x" * (1 << 20) + b"\n\n"
-
-        async def chatters(call: Call) -> None:
-            await call.send(STREAM_HEAD)
-            for _ in range(3):
-                await call.send(chunk(many))
-                await asyncio.sleep(1)
-            await call.send(chunk(GOOD) + b"0\r\n\r\n")
-
-        async with on_stage(chatters) as (on, _):
+        async with on_stage(streams(*[many] * 3, GOOD, every_s=1)) as (on, _):
             assert 3 * len(many) < MAX_EVENT_BYTES
             async with on.post(STREAMED) as response:
                 await asyncio.sleep(5)

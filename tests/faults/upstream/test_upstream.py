@@ -17,6 +17,7 @@ from fakes.faulty_backends import (
     error_event,
     fails,
     faults,
+    in_turn,
     late,
     malformed,
     malformed_whole,
@@ -69,6 +70,21 @@ def at_once(
     on: Stage, count: int, body: Any = STREAMED, path: str = "/v1/completions"
 ) -> "list[asyncio.Task[tuple[int, bytes]]]":
     return [asyncio.create_task(ask(on, body, path)) for _ in range(count)]
+
+
+async def all_at_the_first(
+    on: Stage, backends: list[RawBackend], count: int, path: str = "/v1/completions"
+) -> "list[asyncio.Task[tuple[int, bytes]]]":
+    """Put `count` requests in flight at the first backend; then the second one is well again."""
+    first, second = backends
+    second.healthy = False
+    await asyncio.sleep(3)
+    tasks = at_once(on, count, path=path)
+    await asyncio.sleep(0.1)
+    assert first.open == count
+    second.healthy = True
+    await asyncio.sleep(2)
+    return tasks
 
 
 @asynccontextmanager
@@ -137,21 +153,14 @@ class TestHangs:
             await stream(call)
 
         async with on_stage(silent, slowly, **AHEAD) as (on, backends):
-            hung, other = backends
-            other.healthy = False
-            await asyncio.sleep(3)  # so that all go to the one that will hang
-            tasks = at_once(on, 8)
-            await asyncio.sleep(0.1)
-            assert hung.open == 8
-            other.healthy = True
-            await asyncio.sleep(1.5)
-            hung.healthy = None
+            tasks = await all_at_the_first(on, backends, 8)
+            backends[0].healthy = None
             began = now()
             assert await asyncio.gather(*tasks) == [(200, GOOD)] * 8
             assert now() - began < 12
             assert most == 3
             await settle()
-            assert hung.open == 0
+            assert backends[0].open == 0
 
     async def test_a_request_that_was_retried_already_is_in_nobodys_way(self) -> None:
         """A request that was retried once has to stay; requests behind it go elsewhere."""
@@ -197,14 +206,7 @@ class TestHangs:
             assert backends[0].open == 0
 
     async def test_a_late_health_of_one_that_answers_is_no_hang(self) -> None:
-        async def for_long(call: Call) -> None:
-            await call.send(STREAM_HEAD)
-            for _ in range(20):
-                await call.send(chunk(EVENT))
-                await asyncio.sleep(0.5)
-            await call.send(chunk(DONE) + b"0\r\n\r\n")
-
-        async with on_stage(for_long) as (on, backends):
+        async with on_stage(streams(*[EVENT] * 20, DONE, every_s=0.5)) as (on, backends):
             (task,) = at_once(on, 1)
             await asyncio.sleep(0.1)
             backends[0].healthy = None
@@ -265,8 +267,11 @@ class TestLost:
 
 
 class TestFull:
-    async def test_a_full_backend_is_left_alone_for_a_moment_and_never_called_dead(self) -> None:
-        async with on_stage(busy, stream) as (on, backends):
+    @pytest.mark.parametrize("how", ["busy", "busy_in_stream"])
+    async def test_a_full_backend_is_left_alone_for_a_moment_and_never_called_dead(
+        self, how: str
+    ) -> None:
+        async with on_stage(faults()[how], stream) as (on, backends):
             for _ in range(6):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 1
@@ -286,27 +291,12 @@ class TestFull:
             assert len(backends[0].calls) == asked
 
     async def test_newcomers_wait_for_the_only_one(self) -> None:
-        answers = iter([busy, stream, stream])
-
-        async def first_busy(call: Call) -> None:
-            await next(answers)(call)
-
-        async with on_stage(first_busy) as (on, _):
+        async with on_stage(in_turn(busy, stream, stream)) as (on, _):
             async with on.post(STREAMED) as response:
                 assert response.status == 503
                 assert await response.read() == b'{"error":"busy"}'
                 assert response.headers["retry-after"] == "1"  # it gave none
             assert await asyncio.gather(*at_once(on, 2)) == [(200, GOOD)] * 2
-
-    async def test_said_inside_a_200(self) -> None:
-        async def in_stream(call: Call) -> None:
-            event = b'data: {"error":{"message":"b","type":"x","param":null,"code":503}}\n\n'
-            await call.send(STREAM_HEAD + chunk(event) + chunk(DONE) + b"0\r\n\r\n")
-
-        async with on_stage(in_stream, stream) as (on, backends):
-            for _ in range(5):
-                assert await ask(on) == (200, GOOD)
-            assert len(backends[0].calls) == 1
 
 
 class TestServerErrors:
@@ -345,12 +335,7 @@ class TestServerErrors:
         together = asyncio.Event()
 
         async with on_stage(late(together, fails), late(5, stream), **AHEAD) as (on, backends):
-            backends[1].healthy = False
-            await asyncio.sleep(3)
-            tasks = at_once(on, 12)
-            await asyncio.sleep(0.1)
-            backends[1].healthy = True
-            await asyncio.sleep(2)
+            tasks = await all_at_the_first(on, backends, 12)
             together.set()
             answers = [status for status, _ in await asyncio.gather(*tasks)]
             assert sorted(answers) == [200] * 3 + [500] * 9
@@ -369,27 +354,15 @@ class TestServerErrors:
 
         async with on_stage(fail_together, by_request, **AHEAD) as (on, backends):
             dying.append(backends[0])
-            backends[1].healthy = False
-            await asyncio.sleep(3)
             path = "/v1/embeddings" if says == "500 to embeddings" else "/v1/completions"
-            tasks = at_once(on, 12, path=path)
-            await asyncio.sleep(0.1)
-            backends[1].healthy = True
-            await asyncio.sleep(2)
+            tasks = await all_at_the_first(on, backends, 12, path)
             dies.set()
             assert await asyncio.gather(*tasks) == [(200, GOOD)] * 12
 
     async def test_a_retry_for_which_the_others_have_no_room_is_told_to_come_back(self) -> None:
         """Not the 500 of the one that failed: another could serve it a moment later."""
         fail = asyncio.Event()
-
-        async def fails_the_first(call: Call) -> None:
-            if not fail.is_set():
-                await fail.wait()
-                await fails(call)
-            else:
-                await stream(call)
-
+        fails_the_first = in_turn(late(fail, fails), stream, stream)
         async with on_stage(fails_the_first, late(20, stream), **ONE_SLOT) as (on, _):
             tasks = at_once(on, 2)  # one at each backend
             await asyncio.sleep(0.1)
@@ -545,14 +518,11 @@ class TestMalformed:
     @pytest.mark.parametrize("coding", ["gzip", "X-GZIP", "deflate"])
     async def test_a_compressed_answer_is_passed_on_plain(self, coding: str) -> None:
         header = f"content-encoding: {coding}"
-
-        def packed() -> Any:
-            kind = zlib.MAX_WBITS + (0 if coding == "deflate" else 16)
-            return zlib.compressobj(wbits=kind)
+        bits = zlib.MAX_WBITS + (0 if coding == "deflate" else 16)
 
         async def compressing(call: Call) -> None:
             assert "accept-encoding: identity\r\n" in call.head.lower()
-            packer = packed()
+            packer = zlib.compressobj(wbits=bits)
             if b"stream" not in call.body:
                 await call.send(answer(200, packer.compress(WHOLE) + packer.flush(), header))
                 return
@@ -637,20 +607,7 @@ COMPLETED = (
     b'"usage":{"input_tokens":7}}}\n\n'
 )
 
-
-class InTurn:
-    """A backend of which each request meets the next of `serves`."""
-
-    def __init__(self, *serves: Serve) -> None:
-        self._serves = list(serves)
-
-    async def __call__(self, call: Call) -> None:
-        await self._serves.pop(0)(call)
-
-
 embeds = answers(200, b'{"data":[]}')
-
-
 begins_a_response = streams(CREATED, COMPLETED)
 
 
@@ -659,7 +616,7 @@ class TestOtherPathsTellOfHealth:
 
     @pytest.mark.parametrize("good", [embeds, begins_a_response], ids=["whole", "stream"])
     async def test_failures_that_are_not_in_a_row_put_nobody_out(self, good: Serve) -> None:
-        async with on_stage(InTurn(fails, fails, good, fails, fails, good)) as (on, _):
+        async with on_stage(in_turn(fails, fails, good, fails, fails, good)) as (on, _):
             for status in [500, 500, 200, 500, 500, 200]:
                 async with on.post(UNSHAPED, "/v1/embeddings") as response:
                     assert (response.status, bool(await response.read())) == (status, True)
@@ -675,7 +632,7 @@ class TestOtherPathsTellOfHealth:
             assert paths.count("/v1/embeddings") == 5
 
     async def test_a_good_answer_ends_a_trial(self) -> None:
-        async with on_stage(InTurn(fails, fails, fails, embeds)) as (on, _):
+        async with on_stage(in_turn(fails, fails, fails, embeds)) as (on, _):
             health = on.proxy.backends.health
             for _ in range(3):
                 assert await on.status(UNSHAPED, "/v1/embeddings") == 500
@@ -686,7 +643,7 @@ class TestOtherPathsTellOfHealth:
 
     @pytest.mark.parametrize("path", ["/v1/models", "/tokenize?x=1"])
     async def test_an_answer_without_the_engine_proves_nothing(self, path: str) -> None:
-        async with on_stage(InTurn(fails, embeds, fails, embeds, fails, embeds)) as (on, _):
+        async with on_stage(in_turn(fails, embeds, fails, embeds, fails, embeds)) as (on, _):
             for _ in range(3):
                 assert (await ask(on))[0] == 500
                 method = "GET" if path == "/v1/models" else "POST"
@@ -695,7 +652,7 @@ class TestOtherPathsTellOfHealth:
             await until(lambda: on.proxy.backends.health.state("b0") == "ejected")
 
     async def test_a_client_that_leaves_proves_nothing(self) -> None:
-        async with on_stage(InTurn(fails, fails, silent, fails)) as (on, _):
+        async with on_stage(in_turn(fails, fails, silent, fails)) as (on, _):
             for leaves in [False, False, True, False]:
                 asking = asyncio.create_task(ask_embeddings(on))
                 await settle()
@@ -718,14 +675,7 @@ class TestOtherStreams:
 
     async def test_events_pass_as_they_come(self) -> None:
         """For longer than a first token may take, and not after all has come."""
-
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(CREATED))
-            for _ in range(10):
-                await asyncio.sleep(1)
-                await call.send(chunk(DELTA))
-            await call.send(chunk(COMPLETED) + b"0\r\n\r\n")
-
+        serve = streams(CREATED, *[DELTA] * 10, COMPLETED, every_s=1)
         async with on_stage(serve, timeouts={"first_token": "3s"}) as (on, _):
             began, got = now(), b""
             async with on.post(UNSHAPED, "/v1/embeddings") as response:

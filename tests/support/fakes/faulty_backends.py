@@ -73,6 +73,16 @@ def late(until: float | asyncio.Event, serve: Serve) -> Serve:
     return serves
 
 
+def in_turn(*serves: Serve) -> Serve:
+    """Each request meets the next of `serves`."""
+    left = iter(serves)
+
+    async def serves_next(call: Call) -> None:
+        await next(left)(call)
+
+    return serves_next
+
+
 fails = answers(500, b'{"error":"cannot schedule new futures after shutdown"}')
 busy = answers(503, b'{"error":"busy"}')
 
