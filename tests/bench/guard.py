@@ -154,19 +154,13 @@ def play_rows(rows: Rows, policy: str, engine: EngineConfig, engines: int) -> Se
     return Fleet(chosen.new_policy(list(fleet)), fleet).run(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Outcomes by the targets; NaN where there is no such request."""
-
-    in_time: float  # share with the first token in time
-    good: int  # requests with the whole answer in time, too
-    rejected: float  # share
-    chat_p99_s: float
-    document_p99_s: float
-    e2e_p50_s: float
+def quantile(values: NDArray[np.float64], share: float) -> float:
+    """Return the quantile by nearest rank, or NaN without requests."""
+    return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else math.nan
 
 
-def judged(outcomes: Sequence[SimOutcome]) -> Judged:
+def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
+    """Return the values of FIGURES; None where there is no such request."""
     nan = math.nan
     chat = np.array([o.request.input_tokens <= CHAT_MOST for o in outcomes])
     ttft_s = np.array([nan if o.ttft_s is None else o.ttft_s for o in outcomes])
@@ -178,30 +172,12 @@ def judged(outcomes: Sequence[SimOutcome]) -> Judged:
     in_time = ttft_s <= target_s  # False for nan, too
     good = in_time & (e2e_s <= target_s + TOKEN_S * output_tokens)
     served = ~np.isnan(ttft_s)
-    return Judged(
-        in_time=float(in_time.mean()),
-        good=int(good.sum()),
-        rejected=float(1 - served.mean()),
-        chat_p99_s=quantile(ttft_s[served & chat], 0.99),
-        document_p99_s=quantile(ttft_s[served & ~chat], 0.99),
-        e2e_p50_s=quantile(e2e_s[~np.isnan(e2e_s)], 0.5),
-    )
-
-
-def quantile(values: NDArray[np.float64], share: float) -> float:
-    """Return the quantile by nearest rank, or NaN without requests."""
-    return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else math.nan
-
-
-def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
-    """Return the values of FIGURES; None where there is no such request."""
-    all_of = judged(outcomes)
     values = (
-        100 * all_of.in_time,
-        all_of.good / span_s,
-        all_of.chat_p99_s,
-        all_of.document_p99_s,
-        all_of.e2e_p50_s,
+        100 * float(in_time.mean()),
+        int(good.sum()) / span_s,
+        quantile(ttft_s[served & chat], 0.99),
+        quantile(ttft_s[served & ~chat], 0.99),
+        quantile(e2e_s[~np.isnan(e2e_s)], 0.5),
     )
     return [None if math.isnan(value) else float(f"{value:.4g}") for value in values]
 
