@@ -168,10 +168,12 @@ def send(
     )  # fmt: skip
     # Charge the tenant, and drop predictions that rest on the old state.
     if state.precedence.on:
-        alone_s = PRIOR_FIXED_S * request.sequences if fills(backend, waiting) else 0.0
-        state.precedence.sent(waiting, sent.prefill_s + alone_s, now)  # as if sent one by one
+        charged_s = sent.prefill_s
+        if fills(backend, waiting):  # as if its sequences were sent one by one
+            charged_s += PRIOR_FIXED_S * request.sequences
+        state.precedence.sent(waiting, charged_s, now)
         state.queues.reorder()  # another tenant may be next
-        state.note_use(request.tenant, sent.prefill_s, now)
+        state.note_use(request.tenant, charged_s, now)
     state.forecast.moved(backend)
     state.running[request.id] = backend, waiting
     if not request.streams:

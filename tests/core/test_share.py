@@ -299,6 +299,14 @@ class TestShaper:
         assert use.prefill_s > 0
         assert shaper.peering.report(5.0).tenants == {}
 
+    def test_a_batch_that_fills_an_engine_is_charged_equally_everywhere(self) -> None:
+        shaper = a_shaper("a")
+        shaper.peering.reported("p", ProxyReport({}), 0.0)
+        shaper.arrive(Request("r", 1_000, tenant="t", sequences=4), 0.0)
+        assert shaper.peering.report(0.1).tenants["t"].prefill_s == pytest.approx(
+            shaper._state.fairness.counters()["t"]
+        )
+
 
 class TestComputedPrompts:
     def test_a_turn_goes_where_another_proxy_had_the_last_turn_computed(self) -> None:
