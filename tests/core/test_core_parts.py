@@ -233,6 +233,11 @@ class TestRoute:
         request = Request("r", 10_000)
         assert warm_or_least_work(request, options, Affinity(), 0.0).backend == picked
 
+    def test_a_backend_that_is_assumed_to_be_fast_is_as_fast_with_a_cached_prefix(self) -> None:
+        slow = Option("a", 0.0, 0.0, 3.0, 6.0, 5_000, 0.0)
+        slow.assume_fast(2.0)
+        assert (slow.prefill_s, slow.cold_prefill_s) == (1.0, 2.0)
+
 
 class TestAdmission:
     @pytest.mark.parametrize(

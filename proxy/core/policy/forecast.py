@@ -317,9 +317,10 @@ def _assume(options: list[Option], backends: Sequence[Backend]) -> None:
             seen = backend.cost.observations
             if seen > 1 and MAJORITY * option.cold_prefill_s > least_s:
                 continue  # an L40S takes 2.7 times as long as an H200, a wrong guess at most 1.9
-            if not seen:  # a hit there is as fast as well
-                option.prefill_s *= least_s / option.cold_prefill_s
-            option.cold_prefill_s = least_s
+            if seen:  # the prediction of a hit stays
+                option.cold_prefill_s = least_s
+            else:
+                option.assume_fast(least_s)
 
 
 def load_of(backend: Backend, now: float) -> float:

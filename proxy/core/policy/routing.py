@@ -104,6 +104,11 @@ class Option:
     def ttft_s(self) -> float:
         return self.wait_s + self.prefill_s
 
+    def assume_fast(self, cold_prefill_s: float) -> None:
+        """Take the backend to need this long without a cached prefix, and be as fast with one."""
+        self.prefill_s *= cold_prefill_s / self.cold_prefill_s
+        self.cold_prefill_s = cold_prefill_s
+
 
 def try_rarely_used(options: list[Option]) -> None:
     """Take a backend that gets next to nothing to be as fast as the fastest, for a short prompt.
@@ -115,8 +120,7 @@ def try_rarely_used(options: list[Option]) -> None:
     if tried:
         least_s = min([o.cold_prefill_s for o in options])
         for option in tried:
-            option.prefill_s *= least_s / option.cold_prefill_s
-            option.cold_prefill_s = least_s
+            option.assume_fast(least_s)
 
 
 @dataclass(frozen=True, slots=True)
