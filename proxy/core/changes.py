@@ -5,7 +5,8 @@ from math import inf
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Tenant
 from forebay.proxy.core.peers import Peering
-from forebay.proxy.core.policy.routing import Affinity, Route
+from forebay.proxy.core.policy.routing import Affinity, Route, warm_or_least_work
+from forebay.proxy.core.policy.start import DISPATCH_AHEAD_S
 from forebay.proxy.core.policy_state import PolicyState
 from forebay.proxy.core.state.backend import Backend, takes_model
 from forebay.proxy.core.steps import (
@@ -125,14 +126,14 @@ class OperatorChanges:
         buckets: Sequence[Bucket],
         now: float,
         *,
-        route: Route,
-        affinity: Affinity,
-        dispatch_ahead_s: float,
+        route: Route = warm_or_least_work,
+        affinity: Affinity | None = None,
+        dispatch_ahead_s: float = DISPATCH_AHEAD_S,
         tenants: Iterable[Tenant] = (),
         default_weight: float = 1.0,
         observed: Route | None = None,
     ) -> list[Action]:
-        """Change buckets and rules.
+        """Change buckets and rules. A rule that is not given has the default of `Shaper`.
 
         Running and waiting requests belong to the bucket that now holds their prompt. Waiting
         requests keep their deadline, and their place even in a queue that is now shorter. A prompt
@@ -143,8 +144,9 @@ class OperatorChanges:
         everyone = sorted(state.queues.waiting.values(), key=lambda w: w.key)
         for waiting in everyone:
             dequeue(state, waiting.request.id)
+        matches = affinity or Affinity()
         state.reconfigure(
-            buckets, tenants, default_weight, route, affinity, dispatch_ahead_s, observed
+            buckets, tenants, default_weight, route, matches, dispatch_ahead_s, observed
         )
         state.rebuild()
         actions: list[Action] = []

@@ -155,8 +155,6 @@ class _Value:
     and a simulation makes two per request.
     """
 
-    __slots__ = ()
-
     def values(self) -> tuple[object, ...]:
         raise NotImplementedError
 
@@ -198,25 +196,6 @@ class Request(_Value):
         model: only backends that serve it may take the request; "": any may.
         reads_cache: cached blocks of its prompt need no prefill. Its own blocks are cached anyway.
     """
-
-    __slots__ = (
-        "block_tokens",
-        "blocks",
-        "home",
-        "id",
-        "identity",
-        "model",
-        "output_tokens",
-        "prompt_tokens",
-        "pure",
-        "quota_tokens",
-        "reads_cache",
-        "sequences",
-        "service_class",
-        "streams",
-        "tenant",
-        "timeout_s",
-    )
 
     def __init__(
         self,
@@ -293,16 +272,6 @@ class Send(_Value):
     `priority` goes to the engine. It is None where the engine does not order by priority.
     """
 
-    __slots__ = (
-        "backend",
-        "bucket",
-        "matched_tokens",
-        "predicted_ttft_s",
-        "priority",
-        "queued_s",
-        "request",
-    )
-
     def __init__(
         self,
         request: Request,
@@ -331,8 +300,6 @@ class Reject(_Value):
 
     `hopeless`: even an idle backend would take far longer than the client waits.
     """
-
-    __slots__ = ("bucket", "hopeless", "queued_s", "reason", "request", "retry_after_s")
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ is checked before the core sees it.
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hmac import compare_digest
 from hmac import digest as hmac_digest
 from math import isfinite
@@ -51,6 +52,7 @@ class Unsigned(BadMessage):
     """The message is not signed with our key, or is too old."""
 
 
+@dataclass(frozen=True, slots=True)
 class Message:
     """The state of one sender.
 
@@ -59,15 +61,10 @@ class Message:
         budgets: the open windows of tenants (`Spending.windows`); None: not told this time.
     """
 
-    __slots__ = ("budgets", "number", "report", "sender")
-
-    def __init__(
-        self, sender: str, number: int, report: ProxyReport, budgets: Budgets | None = None
-    ) -> None:
-        self.sender = sender
-        self.number = number
-        self.report = report
-        self.budgets = budgets
+    sender: str
+    number: int
+    report: ProxyReport
+    budgets: Budgets | None = None
 
 
 def encode(message: Message, key: bytes = b"") -> bytes:

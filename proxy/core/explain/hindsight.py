@@ -23,6 +23,7 @@ are followed at a time, which bounds the cost. The others are `unjudged`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
@@ -35,6 +36,7 @@ from forebay.proxy.core.state.backend import Backend
 from forebay.proxy.core.state.queue import QueuedRequest
 
 
+@dataclass(slots=True, eq=False)
 class Ghost:
     """A rejected request, followed as if it had been admitted.
 
@@ -45,28 +47,14 @@ class Ghost:
         displaces: it would have taken another request's place.
     """
 
-    __slots__ = (
-        "backend",
-        "bucket",
-        "displaces",
-        "left_s",
-        "receipt",
-        "sent",
-        "sent_at",
-        "waiting",
-    )
-
-    def __init__(
-        self, waiting: QueuedRequest, receipt: Receipt, bucket: Bucket, option: Option
-    ) -> None:
-        self.waiting = waiting
-        self.bucket = bucket
-        self.receipt = receipt
-        self.backend = option.backend
-        self.left_s = option.prefill_s
-        self.sent = False
-        self.sent_at = 0.0
-        self.displaces = False
+    waiting: QueuedRequest
+    receipt: Receipt
+    bucket: Bucket
+    backend: str
+    left_s: float
+    sent: bool = False
+    sent_at: float = 0.0
+    displaces: bool = False
 
 
 class Hindsight:
@@ -94,7 +82,7 @@ class Hindsight:
         now: float,
     ) -> None:
         """Follow a new request that was rejected for lack of time or room, priced as `option`."""
-        ghost = Ghost(waiting, receipt, bucket, option)
+        ghost = Ghost(waiting, receipt, bucket, option.backend, option.prefill_s)
         if sum(g.receipt.bucket == receipt.bucket for g in self._ghosts) >= LOOK_AT_MOST:
             self._judge(ghost, "unjudged")
             return
@@ -159,7 +147,7 @@ class Hindsight:
                     self._send(ghost, backend, now)
             if ghost.sent and ghost.backend == backend.name and not ghost.displaces:
                 if slack_s == inf:
-                    slack_s = _slack_now_s(waiting, backend, self._buckets[waiting.bucket], now)
+                    slack_s = _slack_at_s(waiting, backend, self._buckets[waiting.bucket], now)
                 ghost.displaces = 0.0 <= slack_s < ghost.left_s
 
     def _look(
@@ -193,19 +181,13 @@ class Hindsight:
 
     def _send(self, ghost: Ghost, backend: Backend, at: float) -> None:
         """Note that a ghost would have been sent there and then."""
-        request, receipt = ghost.waiting.request, ghost.receipt
-        matched = backend.matched_tokens(request)
-        wait_s = (
-            at
-            - receipt.arrived_at
-            + backend.prefill_queue.ahead_s(request.prompt_tokens - matched, at)
-        )
-        prefill_s = backend.prefill_s(request, matched)
-        if wait_s > in_time_wait_s(request, ghost.bucket, prefill_s):
+        waiting = ghost.waiting
+        if _slack_at_s(waiting, backend, ghost.bucket, at) < 0.0:
             self._judge(ghost, "right")
         else:
+            matched = backend.matched_tokens(waiting.request)
             ghost.sent, ghost.sent_at = True, at
-            ghost.backend, ghost.left_s = backend.name, prefill_s
+            ghost.backend, ghost.left_s = backend.name, backend.prefill_s(waiting.request, matched)
 
     def _works_off(self, ghost: Ghost, backend: Backend, before: float, now: float) -> None:
         """Let idle time of the backend make up for the ghost's prefill."""
@@ -229,17 +211,13 @@ def _slack_s(request: Request, bucket: Bucket, option: Option) -> float:
     return longest_wait_s(request, bucket, option) - option.wait_s - option.margin_s
 
 
-def _slack_now_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, now: float) -> float:
-    """Return the seconds by which a request sent now could begin later. Below 0 it is late."""
+def _slack_at_s(waiting: QueuedRequest, backend: Backend, bucket: Bucket, at: float) -> float:
+    """Return the seconds by which a request sent then could begin later. Below 0 it is late."""
     request = waiting.request
     matched = backend.matched_tokens(request)
+    ahead_s = backend.prefill_queue.ahead_s(request.prompt_tokens - matched, at)
     prefill_s = backend.prefill_s(request, matched)
-    begins_s = (
-        now
-        + backend.prefill_queue.ahead_s(request.prompt_tokens - matched, now)
-        - waiting.arrived_at
-    )
-    return in_time_wait_s(request, bucket, prefill_s) - begins_s
+    return in_time_wait_s(request, bucket, prefill_s) - (at - waiting.arrived_at + ahead_s)
 
 
 def _priced(ghost: Ghost, backend: Backend) -> bool:

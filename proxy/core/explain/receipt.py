@@ -10,13 +10,8 @@ from typing import Final
 from forebay.proxy.core.model import HISTORY, Request
 from forebay.proxy.core.policy.routing import Option
 
-ERROR_S: Final[tuple[float, ...]] = (
-    0.05,
-    0.2,
-    1.0,
-    4.0,
-    15.0,
-)  # bounds of `DecisionTally.late` and `early`
+ERROR_S: Final[tuple[float, ...]] = (0.05, 0.2, 1.0, 4.0, 15.0)
+"""Bounds of `DecisionTally.late` and `early`."""
 OUTCOMES: Final = ("met", "missed", "refused", "unanswered", "not_streamed")
 VERDICTS: Final = ("right", "costs_another", "false", "unjudged")
 

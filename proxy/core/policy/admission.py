@@ -49,17 +49,6 @@ class Placement:
         gives_way: the request that would leave the full queue for it.
     """
 
-    __slots__ = (
-        "backend",
-        "gives_way",
-        "limits",
-        "option",
-        "options",
-        "queued",
-        "sent_now",
-        "starts",
-    )
-
     def __init__(
         self,
         options: list[Option],

@@ -48,24 +48,6 @@ class Option:
             more than an extrapolation from chats.
     """
 
-    __slots__ = (
-        "backend",
-        "cold_prefill_s",
-        "decode_s",
-        "kv_tokens",
-        "kv_used",
-        "load",
-        "margin_s",
-        "matched_tokens",
-        "prefill_s",
-        "proven",
-        "requests",
-        "sent_s",
-        "step_s",
-        "wait_s",
-        "wanted",
-    )
-
     def __init__(
         self,
         backend: str,

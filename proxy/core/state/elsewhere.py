@@ -8,6 +8,7 @@ that is new or has restarted is a baseline.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import fsum, inf
 from typing import Final
 
@@ -20,6 +21,7 @@ every other proxy reports the prefills that ended, so an observation of shared w
 Doubled: the work of a proxy that died holds a backend for 2 s."""
 
 
+@dataclass(slots=True)
 class BackendReport:
     """The work that one proxy has on one backend.
 
@@ -38,47 +40,20 @@ class BackendReport:
         worked: share of the engine's recent time that prefills took, by bucket.
     """
 
-    __slots__ = (
-        "backlog_s",
-        "fresh_tokens",
-        "kv_tokens",
-        "load",
-        "longest_s",
-        "prefills",
-        "queued_s",
-        "running",
-        "short_s",
-        "work",
-        "worked",
-    )
-
-    def __init__(
-        self,
-        backlog_s: float = 0.0,
-        running: int = 0,
-        kv_tokens: float = 0.0,
-        longest_s: float = 0.0,
-        load: float = 0.0,
-        fresh_tokens: float = 0.0,
-        work: Vector = (0.0, 0.0, 0.0),
-        prefills: Mapping[str, int] | None = None,
-        queued_s: Mapping[str, float] | None = None,
-        worked: Mapping[str, float] | None = None,
-        short_s: float = 0.0,
-    ) -> None:
-        self.backlog_s = backlog_s
-        self.running = running
-        self.kv_tokens = kv_tokens
-        self.longest_s = longest_s
-        self.load = load
-        self.fresh_tokens = fresh_tokens
-        self.work = work
-        self.prefills: Mapping[str, int] = prefills or {}
-        self.queued_s: Mapping[str, float] = queued_s or {}
-        self.worked: Mapping[str, float] = worked or {}
-        self.short_s = short_s
+    backlog_s: float = 0.0
+    running: int = 0
+    kv_tokens: float = 0.0
+    longest_s: float = 0.0
+    load: float = 0.0
+    fresh_tokens: float = 0.0
+    work: Vector = (0.0, 0.0, 0.0)
+    prefills: Mapping[str, int] = field(default_factory=dict)
+    queued_s: Mapping[str, float] = field(default_factory=dict)
+    worked: Mapping[str, float] = field(default_factory=dict)
+    short_s: float = 0.0
 
 
+@dataclass(slots=True)
 class TenantUse:
     """The use of one tenant.
 
@@ -89,25 +64,11 @@ class TenantUse:
         running: requests now, waiting requests too; 0 for a tenant without limits.
     """
 
-    __slots__ = ("charged", "prefill_s", "prompt_tokens", "refunded", "running")
-
-    def __init__(
-        self,
-        prefill_s: float = 0.0,
-        prompt_tokens: float = 0.0,
-        charged: float = 0.0,
-        refunded: float = 0.0,
-        running: int = 0,
-    ) -> None:
-        self.prefill_s = prefill_s
-        self.prompt_tokens = prompt_tokens
-        self.charged = charged
-        self.refunded = refunded
-        self.running = running
-
-    def copy(self, running: int) -> "TenantUse":
-        """Return the same use with another number of requests."""
-        return TenantUse(self.prefill_s, self.prompt_tokens, self.charged, self.refunded, running)
+    prefill_s: float = 0.0
+    prompt_tokens: float = 0.0
+    charged: float = 0.0
+    refunded: float = 0.0
+    running: int = 0
 
     def add(self, more: "TenantUse") -> None:
         """Add all but the running requests."""
@@ -128,6 +89,7 @@ class TenantUse:
         )
 
 
+@dataclass(slots=True)
 class ProxyReport:
     """One report of one proxy.
 
@@ -136,35 +98,13 @@ class ProxyReport:
         computed: the blocks of prompts computed since the last report, by backend.
     """
 
-    __slots__ = ("backends", "computed", "tenants")
-
-    def __init__(
-        self,
-        backends: Mapping[str, BackendReport],
-        tenants: Mapping[str, TenantUse] | None = None,
-        computed: Mapping[str, Sequence[Sequence[int]]] | None = None,
-    ) -> None:
-        self.backends = backends
-        self.computed: Mapping[str, Sequence[Sequence[int]]] = computed or {}
-        self.tenants: Mapping[str, TenantUse] = tenants or {}
+    backends: Mapping[str, BackendReport]
+    tenants: Mapping[str, TenantUse] = field(default_factory=dict)
+    computed: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
 
 class Elsewhere:
     """The summed work of all other proxies on one backend."""
-
-    __slots__ = (
-        "_ends",
-        "kv_tokens",
-        "load",
-        "longest_s",
-        "prefills",
-        "queued_s",
-        "running",
-        "short_s",
-        "since",
-        "work",
-        "worked",
-    )
 
     def __init__(self) -> None:
         # Done by other proxies since their first report: only grows.
@@ -216,10 +156,6 @@ class Elsewhere:
     def done_at(self) -> float:
         """Return when `prefill_s` falls to 0, or -inf if no proxy reported any work."""
         return max(self._ends, default=-inf)
-
-    def busy_since(self, at: float) -> bool:
-        """True if other proxies are known to have had prefills there at `at` or since."""
-        return self.done_at() > at
 
 
 class Peers:
@@ -344,28 +280,30 @@ class RecentUse:
 
     def admitted(self, tenant: str, prompt_tokens: int, now: float) -> None:
         """Add a prompt that was admitted."""
-        self._add(tenant, TenantUse(prompt_tokens=prompt_tokens), now)
+        self._of(tenant, now).prompt_tokens += prompt_tokens
 
     def computed(self, tenant: str, prefill_s: float, now: float) -> None:
         """Add prefill seconds. Negative seconds were not computed after all."""
-        self._add(tenant, TenantUse(prefill_s), now)
+        self._of(tenant, now).prefill_s += prefill_s
 
     def spent(self, tenant: str, tokens: float, now: float) -> None:
         """Charge tokens to the budgets of a tenant. Negative tokens are a refund."""
-        self._add(tenant, TenantUse(charged=max(0.0, tokens), refunded=max(0.0, -tokens)), now)
+        use = self._of(tenant, now)
+        use.charged += max(0.0, tokens)
+        use.refunded += max(0.0, -tokens)
 
     def lately(self, now: float) -> dict[str, TenantUse]:
         """Return the sums to report, and drop all others."""
         for name in self.running:  # it stays in the reports, though it uses nothing new
-            self._use.setdefault(name, TenantUse())
-            self._at[name] = now
+            self._of(name, now)
         names = [name for name, at in self._at.items() if now - at <= 1.5 * SILENT_S]
         if len(names) > HISTORY:
             names = sorted(names, key=lambda name: self._at[name])[-HISTORY:]
         self._at = {name: self._at[name] for name in names}
         self._use = {name: self._use[name] for name in names}
-        return {name: use.copy(self.running[name]) for name, use in self._use.items()}
+        return {name: replace(use, running=self.running[name]) for name, use in self._use.items()}
 
-    def _add(self, tenant: str, more: TenantUse, now: float) -> None:
-        self._use.setdefault(tenant, TenantUse()).add(more)
+    def _of(self, tenant: str, now: float) -> TenantUse:
+        """Return the sums of a tenant that is active now."""
         self._at[tenant] = now
+        return self._use.setdefault(tenant, TenantUse())

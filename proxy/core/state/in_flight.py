@@ -40,27 +40,6 @@ class InFlight:
         priority: as sent to the engine; lower goes first.
     """
 
-    __slots__ = (
-        "bucket",
-        "cold_s",
-        "context_tokens",
-        "counts",
-        "ends_at",
-        "first_token_at",
-        "holding",
-        "late_s",
-        "output_tokens",
-        "overdue_s",
-        "prefill_s",
-        "priority",
-        "reached_at",
-        "request",
-        "reserved_tokens",
-        "sent_at",
-        "uncached_tokens",
-        "visit",
-    )
-
     def __init__(
         self,
         request: Request,

@@ -65,15 +65,12 @@ class PrefillObserver:
         self._learn(self._terms, self._answered_at - self._since)
         self._answered_at = inf
 
-    def _next_step(self, elsewhere: Elsewhere | None) -> None:
-        """Learn from the last step and begin the next, which the engine began right after it."""
-        self.begin(self._answered_at - self._times.after_s, elsewhere)
-
     def answered(self, prefill: InFlight, queue: PrefillQueue, now: float) -> None:
         """Learn from a prefill that is over and has left the queue."""
         elsewhere = queue.elsewhere
-        if now - self._answered_at > SLACK * INSTANT_S:  # this answer is of a later step
-            self._next_step(elsewhere)
+        if now - self._answered_at > SLACK * INSTANT_S:
+            # This answer is of the next step, which the engine began right after the last step.
+            self.begin(self._answered_at - self._times.after_s, elsewhere)
         # Add its work to the observation, and to the report for other proxies.
         prompt_tokens = prefill.request.prompt_tokens
         sent_at, reached_at, last = prefill.sent_at, prefill.reached_at, not queue.prefills
@@ -141,7 +138,7 @@ class PrefillObserver:
 
     def _others_worked(self, elsewhere: Elsewhere) -> bool:
         """True if the engine also computed other proxies' prefills since the start."""
-        return elsewhere.work != self._others_before or elsewhere.busy_since(self._since)
+        return elsewhere.work != self._others_before or elsewhere.done_at() > self._since
 
     def _learn_shared(self, elsewhere: Elsewhere, elapsed_s: float) -> None:
         """Learn from other proxies' prefills and ours together, unless the time is too short."""

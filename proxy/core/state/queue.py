@@ -42,30 +42,6 @@ class QueuedRequest:
         gives_up_at: it waits no longer than until then.
     """
 
-    __slots__ = (
-        "arrived_at",
-        "backend",
-        "bucket",
-        "deadline",
-        "due",
-        "excluded",
-        "flow",
-        "follows",
-        "gives_up_at",
-        "kv_tokens",
-        "leader",
-        "leaves_at",
-        "looks_again_at",
-        "order",
-        "output_tokens",
-        "own_rank",
-        "paid",
-        "rank",
-        "request",
-        "settled",
-        "work_s",
-    )
-
     def __init__(
         self,
         request: Request,

@@ -11,6 +11,7 @@ known.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import exp, fsum, inf
 from typing import Final
 
@@ -24,19 +25,17 @@ share. Also the time between two counts of the active tenants. Doubled: a light 
 keeps others waiting for longer, and fair shares adapt 0.5 s later after a tenant has left."""
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """The prefill seconds that one tenant used."""
 
-    __slots__ = ("active_at", "name", "queued", "rate", "rate_at", "served", "weight")
-
-    def __init__(self, name: str, weight: float) -> None:
-        self.name = name
-        self.weight = weight
-        self.served = 0.0  # prefill seconds over weight
-        self.queued = 0
-        self.rate = 0.0  # prefill seconds a second, as of `rate_at`
-        self.rate_at = 0.0
-        self.active_at = -inf
+    name: str
+    weight: float
+    served: float = 0.0  # prefill seconds over weight
+    queued: int = 0
+    rate: float = 0.0  # prefill seconds a second, as of `rate_at`
+    rate_at: float = 0.0
+    active_at: float = -inf
 
     def rate_now(self, now: float) -> float:
         return self.rate * exp((self.rate_at - now) / RECENT_S) if self.rate else 0.0
