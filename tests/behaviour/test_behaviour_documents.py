@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from core_requests import all_up, sent_ids, sent_to
 from stages.behaviour_scenes import HOT, Fifty, fifty, hot_alone, hot_beside_cold, spread, uniform
 from stages.proxy_stage import Stage, stage
 
@@ -52,10 +53,7 @@ class TestWhoIsSent:
     def shaper(names: str, chunk_tokens: float = inf) -> Shaper:
         buckets = [Bucket("document", 131_072, prefills_per_backend=1)]
         specs = [BackendSpec(name, 64, chunk_tokens=chunk_tokens) for name in names]
-        shaper = Shaper(specs, buckets)
-        for name in names:
-            shaper.backend_up(name, 0.0)
-        return shaper
+        return all_up(Shaper(specs, buckets))
 
     def test_a_question_while_its_document_is_computed(self) -> None:
         """The engine begins prefills in order: it has the document when it begins the follower."""
@@ -70,9 +68,7 @@ class TestWhoIsSent:
         shaper = self.shaper("a", chunk_tokens=2_048)
         shaper.arrive(self.question(0, 1), 0.0)
         assert shaper.arrive(self.question(1, 1), 0.6) == []  # 0.12 s are left
-        (send,) = shaper.first_token("0", 0.7)
-        assert isinstance(send, Send)
-        assert send.request.id == "1"
+        assert sent_ids(shaper.first_token("0", 0.7)) == ["1"]
 
     def test_a_hit_beside_the_one_prefill_that_a_bucket_may_have(self) -> None:
         shaper = self.shaper("a")
@@ -92,9 +88,7 @@ class TestWhoIsSent:
         """Its document is where a prefill takes 1.1 s; a copy on the other engine takes 0.7 s."""
         shaper = self.shaper("ab")
         for number, name in enumerate("ab"):
-            (send,) = shaper.arrive(self.question(number, number), 10.0 * number)
-            assert isinstance(send, Send)
-            assert send.backend == name
+            assert sent_to(shaper.arrive(self.question(number, number), 10.0 * number)) == [name]
             shaper.first_token(str(number), 10.0 * number + 0.72)
             shaper.finish(str(number), 10.0 * number + 0.8)
         request = Request("long", 30_000, 50, tuple(range(9_000, 9_059)), 512.0)
@@ -129,9 +123,7 @@ class TestWhoIsSent:
         took_s = {"a": document_s, "b": 0.3}
         for number, backend in enumerate("abab" + then):
             request = Request(str(number), 20_000 if number else 100, 50)
-            (send,) = shaper.arrive(request, 10.0 * number)
-            assert isinstance(send, Send)
-            assert send.backend == backend
+            assert sent_to(shaper.arrive(request, 10.0 * number)) == [backend]
             answered_at = 10.0 * number + (took_s[backend] if number else 0.05)
             shaper.first_token(request.id, answered_at)
             shaper.finish(request.id, answered_at)

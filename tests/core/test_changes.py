@@ -3,13 +3,14 @@
 from math import inf
 from typing import Any
 
+from core_requests import sends, sent_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from shaper_machine import ShaperMachine
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send
-from forebay.proxy.core.policy.routing import ROUTES, Affinity, warm_or_least_work
+from forebay.proxy.core.policy.routing import ROUTES, warm_or_least_work
 from forebay.proxy.core.shaper import Shaper
 
 BUCKETS = [Bucket("chat", 5_000, 9, 2.0), Bucket("document", 131_072, 9, 30.0, 1)]
@@ -103,7 +104,6 @@ class ChangingMachine(ShaperMachine):
             ],
             self.now,
             route=ROUTES[route],
-            affinity=Affinity(),
             dispatch_ahead_s=ahead_s,
         )
         self.apply(actions)
@@ -127,12 +127,6 @@ def ask(made: Shaper, id_: str, tokens: int, now: float = 0.0, **more: Any) -> l
     return made.arrive(Request(id_, tokens, 10, **more), now)
 
 
-def reconfigured(made: Shaper, buckets: list[Bucket], now: float) -> list[Action]:
-    return made.changes.reconfigure(
-        buckets, now, route=warm_or_least_work, affinity=Affinity(), dispatch_ahead_s=0.3
-    )
-
-
 def test_a_drained_backend_keeps_its_streams_and_gives_its_queue_away() -> None:
     made = shaper("a", "b")
     (first,) = ask(made, "1", 100_000)
@@ -151,9 +145,7 @@ def test_a_drained_backend_keeps_its_streams_and_gives_its_queue_away() -> None:
     assert made.finish(running, 2.0) == []
     assert made.changes.remove_backend(gone, 2.0) == []
     assert list(made.backends) == [other]
-    (sent,) = made.finish({"1": "2", "2": "1"}[running], 3.0)
-    assert isinstance(sent, Send)
-    assert (sent.request.id, sent.backend) == ("3", other)
+    assert sends(made.finish({"1": "2", "2": "1"}[running], 3.0)) == [("3", other)]
 
 
 def test_a_request_for_a_backend_that_no_other_replaces_is_rejected() -> None:
@@ -172,7 +164,7 @@ def test_requests_follow_their_length_into_other_buckets() -> None:
     ask(made, "huge", 120_000)
     deadlines = {w.request.id: w.deadline for w in made.waiting()}
     buckets = [Bucket("short", 50_000, 1), Bucket("long", 95_000, 1, 10.0)]
-    (refused,) = reconfigured(made, buckets, 1.0)
+    (refused,) = made.changes.reconfigure(buckets, 1.0)
     assert isinstance(refused, Reject)
     assert (refused.request.id, refused.reason) == ("huge", "prompt_too_long")
     (waiting,) = made.waiting()
@@ -194,10 +186,7 @@ def test_waiting_requests_are_sent_once_the_proxy_only_observes() -> None:
     for i in range(4):
         ask(made, str(i), 500)
     assert made.queued("chat") == 2
-    actions = made.changes.reconfigure(
-        BUCKETS, 1.0, route=warm_or_least_work, affinity=Affinity(), dispatch_ahead_s=0.3,
-        observed=warm_or_least_work,
-    )  # fmt: skip
+    actions = made.changes.reconfigure(BUCKETS, 1.0, observed=warm_or_least_work)
     assert [type(action) for action in actions] == [Send] * 2
     assert not made.queued("chat")
 
@@ -206,7 +195,7 @@ def test_a_retry_after_a_change_counts_for_the_new_bucket() -> None:
     made = shaper("a", "b")
     (sent,) = ask(made, "1", 100_000)
     assert isinstance(sent, Send)
-    assert reconfigured(made, [Bucket("all", 200_000)], 1.0) == []
+    assert made.changes.reconfigure([Bucket("all", 200_000)], 1.0) == []
     (again,) = made.retry("1", 1.0)
     assert isinstance(again, Send)
     assert again.backend != sent.backend
@@ -216,9 +205,7 @@ def test_a_retry_after_a_change_counts_for_the_new_bucket() -> None:
 def test_cached_prefixes_are_remembered_when_the_fleet_grows_and_shrinks() -> None:
     """Beyond eight backends those that hold a prefix are found by an index over all of them."""
     made = shaper(*"abcdefgh")
-    (sent,) = ask(made, "1", 120_000, blocks=PDF, block_tokens=2000.0)
-    assert isinstance(sent, Send)
-    holder = sent.backend
+    (holder,) = sent_to(ask(made, "1", 120_000, blocks=PDF, block_tokens=2000.0))
     made.first_token("1", 5.0)
     made.finish("1", 6.0)
     for name in "ijk":
@@ -232,9 +219,7 @@ def test_cached_prefixes_are_remembered_when_the_fleet_grows_and_shrinks() -> No
         made.changes.drain_backend(name, 10.0)
         made.changes.remove_backend(name, 10.0)
     assert [backend.index for backend in made.backends.values()] == list(range(6))
-    (sent,) = ask(made, "3", 120_000, 11.0, blocks=PDF, block_tokens=2000.0)
-    assert isinstance(sent, Send)
-    assert sent.backend == holder
+    assert sent_to(ask(made, "3", 120_000, 11.0, blocks=PDF, block_tokens=2000.0)) == [holder]
 
 
 def test_a_backend_that_is_taken_back_while_it_drains_is_another_server() -> None:

@@ -4,13 +4,14 @@ import random
 from math import inf, sqrt
 
 import pytest
+from core_requests import all_up, sends, sent_to
 from fakes.api_servers import without_api_server
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.proxy.core.learn.cost import CostModel, features
 from forebay.proxy.core.learn.prefix_index import PrefixIndex
-from forebay.proxy.core.model import SLACK, Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.model import SLACK, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.admission import refuse, whole_s
 from forebay.proxy.core.policy.order import due_at
 from forebay.proxy.core.policy.routing import Affinity, Option, warm_or_least_work
@@ -337,13 +338,8 @@ class Fleet:
 
     def __init__(self, names: str = "ab", chunk_tokens: float = inf) -> None:
         specs = [BackendSpec(n, 64, 1e6, chunk_tokens=chunk_tokens) for n in names]
-        self.shaper = Shaper(specs, [CHAT, DOCUMENT])
-        for name in names:
-            self.shaper.backend_up(name, 0.0)
+        self.shaper = all_up(Shaper(specs, [CHAT, DOCUMENT]))
         without_api_server(self.shaper)
-
-    def sends(self, actions: list[Action]) -> list[tuple[str, str]]:
-        return [(a.request.id, a.backend) for a in actions if isinstance(a, Send)]
 
 
 class TestShaper:
@@ -351,11 +347,11 @@ class TestShaper:
         """Nothing is heard from it, and its backend had room all the time."""
         fleet = Fleet("a")
         first, second = (Request(name, 6_000, streams=False) for name in "12")
-        assert fleet.sends(fleet.shaper.arrive(first, 0.0)) == [("1", "a")]
-        assert fleet.sends(fleet.shaper.arrive(second, 0.0)) == []  # one document at a time
+        assert sends(fleet.shaper.arrive(first, 0.0)) == [("1", "a")]
+        assert sends(fleet.shaper.arrive(second, 0.0)) == []  # one document at a time
         at = fleet.shaper.wake_at()
         assert at < 1.0
-        assert fleet.sends(fleet.shaper.wake(at)) == [("2", "a")]
+        assert sends(fleet.shaper.wake(at)) == [("2", "a")]
 
     @pytest.mark.parametrize(
         ("chunk_tokens", "sent_at"), [(inf, 0.1), (2_048.0, 7.0)], ids=["in-order", "chunking"]
@@ -371,11 +367,11 @@ class TestShaper:
         fleet = Fleet("a", chunk_tokens)
         blocks = tuple(range(58))
         prompts = [Request(str(i), 120_000, 50, blocks, 2_048.0) for i in range(3)]
-        assert fleet.sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
+        assert sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
         sent = {0.1: [*fleet.shaper.arrive(prompts[1], 0.1), *fleet.shaper.arrive(prompts[2], 0.1)]}
         sent[7.0] = fleet.shaper.first_token("0", 7.0)  # none of them in the way of another
         hits = sent.pop(sent_at)
-        assert fleet.sends(hits) == [("1", "a"), ("2", "a")]
+        assert sends(hits) == [("1", "a"), ("2", "a")]
         assert all(isinstance(a, Send) and a.matched_tokens == 58 * 2_048 for a in hits)
         assert not any(sent.values())
 
@@ -385,19 +381,19 @@ class TestShaper:
         blocks = tuple(range(58))
         own = 118_784 + 2_000  # 0.29 s each behind the document
         prompts = [Request(str(i), own, 50, blocks, 2_048.0) for i in range(4)]
-        assert fleet.sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
-        sent = [fleet.sends(fleet.shaper.arrive(prompt, 0.1)) for prompt in prompts[1:]]
+        assert sends(fleet.shaper.arrive(prompts[0], 0.0)) == [("0", "a")]
+        sent = [sends(fleet.shaper.arrive(prompt, 0.1)) for prompt in prompts[1:]]
         assert sent == [[("1", "a")], [("2", "a")], []]
 
     def test_a_chat_finds_one_engine_clear_of_long_documents(self) -> None:
         fleet = Fleet()
         chat, first, second = Request("c", 500), Request("d1", 131_000), Request("d2", 131_000)
-        assert fleet.sends(fleet.shaper.arrive(chat, 0.0)) == [("c", "a")]
-        assert fleet.sends(fleet.shaper.arrive(Request("c1", 500), 0.0)) == [("c1", "b")]
+        assert sends(fleet.shaper.arrive(chat, 0.0)) == [("c", "a")]
+        assert sends(fleet.shaper.arrive(Request("c1", 500), 0.0)) == [("c1", "b")]
         fleet.shaper.finish("c1", 0.05)
-        assert fleet.sends(fleet.shaper.arrive(first, 0.1)) == [("d1", "b")]
-        assert fleet.sends(fleet.shaper.arrive(second, 0.2)) == []
-        assert fleet.sends(fleet.shaper.arrive(Request("c2", 500), 0.3)) == [("c2", "a")]
+        assert sends(fleet.shaper.arrive(first, 0.1)) == [("d1", "b")]
+        assert sends(fleet.shaper.arrive(second, 0.2)) == []
+        assert sends(fleet.shaper.arrive(Request("c2", 500), 0.3)) == [("c2", "a")]
         fleet.shaper.first_token("c", 0.31)
         fleet.shaper.first_token("c2", 0.33)
         # No chat for ten seconds: the second document need not wait for the first any longer.
@@ -405,7 +401,7 @@ class TestShaper:
         now, sent = 0.4, list[tuple[str, str]]()
         while not sent and now < 20:
             now = fleet.shaper.wake_at()
-            sent = fleet.sends(fleet.shaper.wake(now))
+            sent = sends(fleet.shaper.wake(now))
         assert sent == [("d2", "a")]
         assert now == pytest.approx(10.3)
 
@@ -423,9 +419,7 @@ class TestShaper:
         shaper.first_token("chat", 0.04)
         shaper.finish("chat", 0.04)
         assert shaper.backends["a"].load.value(1.0) > shaper.backends["b"].load.value(1.0)
-        (sent,) = shaper.arrive(Request("document", 30_000), 1.0)
-        assert isinstance(sent, Send)
-        assert sent.backend == goes_to
+        assert sent_to(shaper.arrive(Request("document", 30_000), 1.0)) == [goes_to]
 
     def test_everything_down(self) -> None:
         fleet = Fleet("a")

@@ -2,6 +2,8 @@
 
 from math import inf
 
+from core_requests import all_up
+
 from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import BackendSpec, Bucket, Reject, Request, Send
 from forebay.proxy.core.shaper import Shaper
@@ -10,12 +12,9 @@ PROMPT, DONE = 1_000, 45
 
 
 def made(*names: str, slots: int = 1, max_queue: int = 9) -> Shaper:
+    specs = [BackendSpec(name, slots) for name in names]
     buckets = [Bucket("chat", 5_000, max_queue, 20.0)]
-    shaper = Shaper([BackendSpec(name, slots) for name in names], buckets,
-                    recorder=DecisionRecorder(9))  # fmt: skip
-    for name in names:
-        shaper.backend_up(name, 0.0)
-    return shaper
+    return all_up(Shaper(specs, buckets, recorder=DecisionRecorder(9)))
 
 
 def asked(id_: str, timeout_s: float = 10.0) -> Request:

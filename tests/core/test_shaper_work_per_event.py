@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from core_requests import all_up
 
 from forebay.proxy.core import shaper as core
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
@@ -49,9 +50,7 @@ class Crowd:
 
     def __init__(self, waiting: int, tenants: int, lengths: Callable[[int], int]) -> None:
         specs = [BackendSpec(f"b{i}", 64, 200_000.0) for i in range(2)]
-        self.shaper = Shaper(specs, BUCKETS, admit=lambda *_: None)
-        for name in self.shaper.backends:
-            self.shaper.backend_up(name, 0.0)
+        self.shaper = all_up(Shaper(specs, BUCKETS, admit=lambda *_: None))
         self.numbers, self.tenants, self.lengths = count(), tenants, lengths
         self.running: list[str] = []
         self.now = 0.0

@@ -4,6 +4,7 @@ from collections import Counter
 from math import inf
 
 import pytest
+from core_requests import all_up, sent_to
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,19 +12,12 @@ from forebay.proxy.core.model import (
     ENOUGH,
     HISTORY,
     MAJORITY,
-    Action,
     BackendSpec,
     Bucket,
     Reject,
     Request,
-    Send,
 )
-from forebay.proxy.core.policy.rendezvous import (
-    CommonRoot,
-    highest,
-    name_seed,
-)
-from forebay.proxy.core.policy.routing import warm_or_least_work
+from forebay.proxy.core.policy.rendezvous import CommonRoot, highest, name_seed
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.elsewhere import (
     SILENT_S,
@@ -39,14 +33,7 @@ DOCUMENT = Bucket("document", 131_072, max_queue=4, max_wait_s=30.0, prefills_pe
 
 
 def a_shaper(names: str = "ab", slots: int = 4, kv_tokens: float = 1e6) -> Shaper:
-    shaper = Shaper([BackendSpec(n, slots, kv_tokens) for n in names], [CHAT, DOCUMENT])
-    for name in names:
-        shaper.backend_up(name, 0.0)
-    return shaper
-
-
-def sent_to(actions: list[Action]) -> list[str]:
-    return [a.backend for a in actions if isinstance(a, Send)]
+    return all_up(Shaper([BackendSpec(n, slots, kv_tokens) for n in names], [CHAT, DOCUMENT]))
 
 
 def replace(peers: Peers, peer: str, report: ProxyReport, now: float) -> dict[str, float]:
@@ -267,13 +254,7 @@ class TestShaper:
         shaper.peering.reported("p", ProxyReport({"a": BackendReport(running=4)}), 0.0)
         for i in range(ENOUGH):
             shaper.arrive(Request(f"{i}", 1_000, 1, (1, 2), 512.0), 0.0)
-        shaper.changes.reconfigure(
-            [Bucket("all", 131_072, 99, 30.0)],
-            0.1,
-            route=warm_or_least_work,
-            affinity=shaper._state.affinity,
-            dispatch_ahead_s=0.3,
-        )
+        shaper.changes.reconfigure([Bucket("all", 131_072, 99, 30.0)], 0.1)
         assert shaper._state.forecast._rendezvous.root._seen == ENOUGH
         shaper.arrive(Request("x", 1_000, 1, (1, 2), 512.0), 0.1)
         assert shaper._state.forecast._rendezvous.root._seen == ENOUGH + 1

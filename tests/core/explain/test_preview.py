@@ -6,6 +6,7 @@ from functools import cache
 from math import inf
 
 import pytest
+from core_requests import all_up
 from decisions import Scramble
 
 from forebay.proxy.core.explain.receipt import Receipt
@@ -194,11 +195,8 @@ def test_a_rule_that_fails_in_a_preview_leaves_the_state_as_it_is() -> None:
     def broken(*_: object) -> Option:
         raise ZeroDivisionError
 
-    names = ("gpu0", "gpu1")
-    shaper = Shaper([BackendSpec(name, 8) for name in names], [Bucket("all", 10_000)], route=broken,
-                    tenants=[Tenant("a"), Tenant("b")])  # fmt: skip
-    for name in names:
-        shaper.backend_up(name, 0.0)
+    specs, tenants = [BackendSpec(name, 8) for name in "ab"], [Tenant("a"), Tenant("b")]
+    shaper = all_up(Shaper(specs, [Bucket("all", 10_000)], route=broken, tenants=tenants))
     before = facts(shaper, {})
     with pytest.raises(ZeroDivisionError):
         shaper.preview(Request("p", 9_000, 100, (1, 2), tenant="a"), 1.0)

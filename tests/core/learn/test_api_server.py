@@ -3,12 +3,12 @@
 from math import inf
 
 import pytest
-from core_requests import document
+from core_requests import all_up, document, sent_ids, sent_to
 from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.health import Health
 from forebay.proxy.core.learn.api_server import BEFORE_SHARE, PRIOR_SERVER_S_PER_TOKEN, ServerModel
-from forebay.proxy.core.model import ENOUGH, INSTANT_S, Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.model import ENOUGH, INSTANT_S, BackendSpec, Bucket, Request, Send
 from forebay.proxy.core.policy.routing import Option
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -22,14 +22,7 @@ ENGINE_S = 0.02  # of a hit, by the prior
 
 def fleet(*names: str, chunk_tokens: float = inf) -> Shaper:
     specs = [BackendSpec(name, 64, chunk_tokens=chunk_tokens) for name in names]
-    made = Shaper(specs, [CHAT, DOCUMENT])
-    for name in names:
-        made.backend_up(name, 0.0)
-    return made
-
-
-def names(actions: list[Action]) -> list[str]:
-    return [action.request.id for action in actions if isinstance(action, Send)]
+    return all_up(Shaper(specs, [CHAT, DOCUMENT]))
 
 
 def price(shaper: Shaper, name: str, tokens: int, now: float) -> Option:
@@ -169,28 +162,26 @@ class TestSpacing:
         before_s = backend.api_server.model.before_s(LONG)
         assert price(shaper, "a", 500, 0.0).wait_s > 4 * before_s
         assert price(shaper, "b", 500, 0.0).wait_s < 0.01
-        (send,) = shaper.arrive(Request("chat", 500), 0.0)
-        assert isinstance(send, Send)
-        assert send.backend == "b"
+        assert sent_to(shaper.arrive(Request("chat", 500), 0.0)) == ["b"]
 
     def test_long_texts_go_one_after_the_other_and_a_chat_between_them(self) -> None:
         shaper = fleet("a", chunk_tokens=2_048.0)
         backend = shaper.backends["a"]
         before_s = backend.api_server.model.before_s(LONG)
-        assert names(shaper.arrive(document("leader"), 0.0)) == ["leader"]
+        assert sent_ids(shaper.arrive(document("leader"), 0.0)) == ["leader"]
         for i in range(3):
             assert shaper.arrive(document(f"hit{i}"), 1.0) == []
-        assert names(shaper.first_token("leader", 11.0)) == ["hit0"]
+        assert sent_ids(shaper.first_token("leader", 11.0)) == ["hit0"]
         assert shaper.arrive(Request("chat", 500), 11.1) == []
         at = shaper.wake_at()
         assert at == pytest.approx(11.0 + before_s - INSTANT_S)
-        assert names(shaper.wake(at)) == ["chat"]
+        assert sent_ids(shaper.wake(at)) == ["chat"]
         at = shaper.wake_at()
         assert at < 11.0 + before_s  # the chat's own text takes a millisecond
-        assert names(shaper.wake(at)) == ["hit1"]
+        assert sent_ids(shaper.wake(at)) == ["hit1"]
         at = shaper.wake_at()
         assert at == pytest.approx(11.0 + 2 * before_s - INSTANT_S, abs=0.01)
-        assert names(shaper.wake(at)) == ["hit2"]
+        assert sent_ids(shaper.wake(at)) == ["hit2"]
 
     def test_a_request_that_waits_for_a_text_goes_on_beside_a_late_prefill(self) -> None:
         """The backlog of a late prefill ends only with its answer; hits of one step pass it."""
@@ -201,7 +192,7 @@ class TestSpacing:
         assert shaper.arrive(Request("chat", 500), 5.0) == []
         at = shaper.wake_at()
         assert at == pytest.approx(backend.api_server.free_at - INSTANT_S)
-        assert names(shaper.wake(at)) == ["chat"]
+        assert sent_ids(shaper.wake(at)) == ["chat"]
 
     def test_the_timer_finds_the_server_free_however_old_the_clock_is(self) -> None:
         for year in range(40):
@@ -209,24 +200,24 @@ class TestSpacing:
             shaper = fleet("a")
             shaper.backends["a"].send(Request("long", LONG), "document", LONG - 1, start)
             assert shaper.arrive(Request("chat", 500), start) == []
-            assert names(shaper.wake(shaper.wake_at())) == ["chat"]
+            assert sent_ids(shaper.wake(shaper.wake_at())) == ["chat"]
 
     def test_an_early_answer_lets_the_next_text_go(self) -> None:
         for streams in (True, False):
             shaper = fleet("a")
             request = Request("long", LONG, streams=streams)
-            assert names(shaper.arrive(request, 0.0)) == ["long"]
+            assert sent_ids(shaper.arrive(request, 0.0)) == ["long"]
             assert shaper.arrive(Request("next", 6_000), 0.0) == []
             if streams:
-                assert names(shaper.first_token("long", 0.1)) == ["next"]
+                assert sent_ids(shaper.first_token("long", 0.1)) == ["next"]
             else:
                 shaper.used("long", 1, 0.1)
-                assert names(shaper.finish("long", 0.1)) == ["next"]
+                assert sent_ids(shaper.finish("long", 0.1)) == ["next"]
 
     def test_a_failed_backend_tokenizes_no_more(self) -> None:
         shaper = fleet("a")
         backend = shaper.backends["a"]
-        assert names(shaper.arrive(Request("long", LONG), 0.0)) == ["long"]
+        assert sent_ids(shaper.arrive(Request("long", LONG), 0.0)) == ["long"]
         shaper.backend_down("a", 0.01)
         shaper.backend_up("a", 0.02)
         assert backend.api_server.wait_s(0.02) == 0.0
@@ -263,7 +254,7 @@ class TestSlowServer:
         """Its own time in the server is 4.6 s, and no other request is in its way."""
         shaper = self.slow("a")
         if busy:
-            assert names(shaper.arrive(Request("chat", 500), 0.0)) == ["chat"]
+            assert sent_ids(shaper.arrive(Request("chat", 500), 0.0)) == ["chat"]
         (send,) = shaper.arrive(Request("document", LONG), 0.1)
         assert isinstance(send, Send)
         assert send.predicted_ttft_s > 10.0 * PRIOR_SERVER_S_PER_TOKEN * LONG
@@ -272,7 +263,7 @@ class TestSlowServer:
         fast, slow = fleet("a"), self.slow("a")
         without_api_server(fast)
         for shaper in (fast, slow):
-            assert names(shaper.arrive(Request("first", LONG), 0.0)) == ["first"]
+            assert sent_ids(shaper.arrive(Request("first", LONG), 0.0)) == ["first"]
             assert shaper.arrive(Request("second", LONG), 0.0) == []
             assert [waiting.request.id for waiting in shaper.waiting()] == ["second"]
 

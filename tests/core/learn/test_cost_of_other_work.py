@@ -1,6 +1,7 @@
 """The speed of an engine is learned from prefills, whatever else its first tokens wait for."""
 
 import pytest
+from core_requests import all_up, sent_ids
 from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.model import ENOUGH, BackendSpec, Bucket, Request, Send
@@ -10,8 +11,7 @@ TOKENS = 4_000
 
 
 def one_backend() -> Shaper:
-    shaper = Shaper([BackendSpec("a", 64)], [Bucket("all", 100_000)])
-    shaper.backend_up("a", 0.0)
+    shaper = all_up(Shaper([BackendSpec("a", 64)], [Bucket("all", 100_000)]))
     without_api_server(shaper)
     return shaper
 
@@ -77,16 +77,13 @@ def test_without_pure_ones_the_median_of_impure_ones_teaches() -> None:
 def test_a_late_image_holds_no_place_in_the_prefill_queue() -> None:
     """A document with an image that is fetched for minutes kept other documents waiting."""
     bucket = Bucket("all", 100_000, prefills_per_backend=1)
-    shaper = Shaper([BackendSpec("a", 64)], [bucket])
-    shaper.backend_up("a", 0.0)
+    shaper = all_up(Shaper([BackendSpec("a", 64)], [bucket]))
     image = Request("image", 20_000, pure=False, streams=False)
     assert len(shaper.arrive(image, 0.0)) == 1
     assert shaper.arrive(Request("document", 20_000), 0.1) == []
     while not (actions := shaper.wake(shaper.wake_at())):
         pass
-    (sent,) = actions
-    assert isinstance(sent, Send)
-    assert sent.request.id == "document"
+    assert sent_ids(actions) == ["document"]
     # The image comes at last: what was measured meanwhile means nothing.
     shaper.first_token("image", 100.0)
     shaper.first_token("document", 100.1)

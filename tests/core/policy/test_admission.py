@@ -4,6 +4,7 @@ import random
 from math import inf
 
 import pytest
+from core_requests import all_up, sent_ids
 from fakes.api_servers import without_api_server
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,8 +102,7 @@ class TestReturnTimes:
         assert len(times._due_back) == 1
 
     def test_a_returning_client_is_admitted_where_a_new_request_is_not(self) -> None:
-        shaper = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
-        shaper.backend_up("a", 0.0)
+        shaper = all_up(Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT]))
         rejected = [
             action
             for number in range(1, 51)
@@ -154,8 +154,7 @@ class TestTargets:
         assert 108.0 < at <= 131.0  # the document was predicted to take 9 s; `max_wait` is 30 s
 
     def test_a_queue_that_no_prefill_excuses_holds_the_target(self) -> None:
-        shaper = Shaper([BackendSpec("a", 64)], [self.CHAT, self.DOCUMENT])
-        shaper.backend_up("a", 0.0)
+        shaper = all_up(Shaper([BackendSpec("a", 64)], [self.CHAT, self.DOCUMENT]))
         actions = [a for n in range(300) for a in shaper.arrive(Request(str(n), 4_000, 1), 0.0)]
         rejected = [action for action in actions if isinstance(action, Reject)]
         assert rejected
@@ -172,10 +171,6 @@ class TestTargets:
     def test_without_a_target_only_the_wait_is_limited(self) -> None:
         option = Option("a", 29.0, 0.0, 20.0, 20.0, 0, 0.0)
         assert attainable(Request("x", 100_000), DOCUMENT, option)
-
-
-def sent_ids(actions: list[Action]) -> list[str]:
-    return [action.request.id for action in actions if isinstance(action, Send)]
 
 
 class TestQuotas:
@@ -493,8 +488,7 @@ def test_the_urgent_go_first_and_the_last_are_not_forgotten() -> None:
 
 
 def test_a_full_queue_gives_way_to_the_more_urgent() -> None:
-    shaper = Shaper([BackendSpec("gpu0", 1)], [Bucket("chat", 5_000, max_queue=2)])
-    shaper.backend_up("gpu0", 0.0)
+    shaper = all_up(Shaper([BackendSpec("gpu0", 1)], [Bucket("chat", 5_000, max_queue=2)]))
     for number, service_class in enumerate(("standard", "batch", "standard")):
         shaper.arrive(Request(str(number), 100, service_class=service_class), 0.0)  # type: ignore[arg-type]
     refused = shaper.arrive(Request("late", 100, service_class="batch"), 0.0)
@@ -505,8 +499,7 @@ def test_a_full_queue_gives_way_to_the_more_urgent() -> None:
 
 
 def test_a_queue_that_one_tenant_has_filled_gives_way_to_another() -> None:
-    shaper = Shaper([BackendSpec("gpu0", 1)], [Bucket("chat", 5_000, max_queue=4)])
-    shaper.backend_up("gpu0", 0.0)
+    shaper = all_up(Shaper([BackendSpec("gpu0", 1)], [Bucket("chat", 5_000, max_queue=4)]))
     for number in range(6):
         last = shaper.arrive(Request(str(number), 100, tenant="a"), 0.0)
     assert [getattr(a, "reason", "") for a in last] == ["queue_full"]
@@ -538,8 +531,7 @@ def test_cached_tokens_are_not_charged() -> None:
 
 
 def test_kv_is_reserved_for_what_answers_turn_out_to_be() -> None:
-    shaper = Shaper([BackendSpec("gpu0", 64, 100_000)], [CHAT])
-    shaper.backend_up("gpu0", 0.0)
+    shaper = all_up(Shaper([BackendSpec("gpu0", 64, 100_000)], [CHAT]))
     kv = shaper.backends["gpu0"].kv
     for number in range(40):
         now = float(number)
@@ -563,8 +555,7 @@ def test_kv_is_reserved_for_what_answers_turn_out_to_be() -> None:
 def test_a_request_that_no_backend_could_answer_in_time_is_hopeless(
     tokens: int, timeout_s: float, hopeless: bool
 ) -> None:
-    shaper = Shaper([BackendSpec("b", 8)], [Bucket("all", 131_072, max_wait_s=1.0)])
-    shaper.backend_up("b", 0.0)
+    shaper = all_up(Shaper([BackendSpec("b", 8)], [Bucket("all", 131_072, max_wait_s=1.0)]))
     late = Request("late", tokens, timeout_s=timeout_s)
     (sent,) = shaper.arrive(Request("first", tokens, timeout_s=timeout_s), 0.0)
     assert isinstance(sent, Send)  # an idle backend never refuses work

@@ -1,25 +1,13 @@
 """Requests for a document that waits for its prefill follow its leader and share its fate."""
 
 import pytest
-from core_requests import document
+from core_requests import all_up, document, sends
 
-from forebay.proxy.core.model import (
-    INSTANT_S,
-    Action,
-    BackendSpec,
-    Bucket,
-    Reject,
-    Request,
-    Send,
-)
+from forebay.proxy.core.model import INSTANT_S, Action, BackendSpec, Bucket, Reject, Request
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.queue import QueuedRequest
 
 DOCUMENT = Bucket("document", 200_000, 100, 30.0, prefills_per_backend=1)
-
-
-def sent(actions: list[Action]) -> list[tuple[str, str]]:
-    return [(a.request.id, a.backend) for a in actions if isinstance(a, Send)]
 
 
 def asks(name: str, about: int, tokens: int = 60_000) -> Request:
@@ -32,7 +20,8 @@ def busy(count: int = 2) -> Shaper:
     shaper = Shaper([BackendSpec(f"b{i}", 64) for i in range(1, count + 1)], [DOCUMENT])
     for i in range(1, count + 1):
         shaper.backend_up(f"b{i}", 0.0)
-        assert sent(shaper.arrive(asks(f"first {i}", i, 120_000), 0.0)) == [(f"first {i}", f"b{i}")]
+        first = shaper.arrive(asks(f"first {i}", i, 120_000), 0.0)
+        assert sends(first) == [(f"first {i}", f"b{i}")]
     return shaper
 
 
@@ -59,11 +48,11 @@ def test_a_question_about_a_waiting_document_waits_where_the_document_does() -> 
     shaper.first_token(f"first {home[1]}", 8.0)
     assert "leader" in backend.prefills
     # The followers go one after the other, each when the text before it is nearly tokenized.
-    now, hits = 12.0, sent(shaper.first_token("leader", 12.0))
+    now, hits = 12.0, sends(shaper.first_token("leader", 12.0))
     assert len(hits) == 1
     while len(hits) < 5:
         now = shaper.wake_at()
-        hits += sent(shaper.wake(now))
+        hits += sends(shaper.wake(now))
     assert hits == [(f"follower {i}", home) for i in range(5)]
     before_s = backend.api_server.model.before_s(60_000)
     assert now == pytest.approx(12.0 + 4 * before_s - INSTANT_S)
@@ -73,7 +62,7 @@ def test_a_document_that_alone_is_asked_about_keeps_its_turn() -> None:
     shaper = busy(1)
     shaper.arrive(asks("earlier", 5), 0.1)
     shaper.arrive(asks("later", 6), 0.2)
-    assert sent(shaper.first_token("first 1", 8.0)) == [("earlier", "b1")]
+    assert sends(shaper.first_token("first 1", 8.0)) == [("earlier", "b1")]
 
 
 def test_the_next_leads_when_the_leader_leaves() -> None:
@@ -90,7 +79,7 @@ def test_the_next_leads_when_the_leader_leaves() -> None:
     third = waiting(shaper, "third")
     assert third.follows
     assert third.work_s < 0.1 * backend.prefill_s(third.request, 0)
-    assert sent(shaper.first_token("second", 12.0)) == [("third", "b1")]
+    assert sends(shaper.first_token("second", 12.0)) == [("third", "b1")]
 
 
 def test_followers_come_to_where_their_leader_was_computed() -> None:
@@ -100,35 +89,31 @@ def test_followers_come_to_where_their_leader_was_computed() -> None:
     home, away = ("b1", "b2") if place(shaper, "leader") == "b1" else ("b2", "b1")
     shaper.arrive(asks("follower", 5), 0.2)
     assert place(shaper, "follower") == home
-    assert sent(shaper.first_token(f"first {away[1]}", 1.0)) == [("leader", away)]
+    assert sends(shaper.first_token(f"first {away[1]}", 1.0)) == [("leader", away)]
     assert place(shaper, "follower") == home
-    assert sent(shaper.first_token("leader", 4.0)) == [("follower", away)]
+    assert sends(shaper.first_token("leader", 4.0)) == [("follower", away)]
 
 
 def test_a_follower_that_waits_elsewhere_comes_when_the_prefill_is_done() -> None:
     """The request could not have waited for this engine, which was done earlier than predicted."""
     hasty = Bucket("document", 200_000, 100, 5.0, prefills_per_backend=1)
-    shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [hasty])
-    for name in ("b1", "b2"):
-        shaper.backend_up(name, 0.0)
-    assert sent(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
-    assert sent(shaper.arrive(asks("other", 6, 30_000), 0.0)) == [("other", "b2")]
+    shaper = all_up(Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [hasty]))
+    assert sends(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
+    assert sends(shaper.arrive(asks("other", 6, 30_000), 0.0)) == [("other", "b2")]
     shaper.arrive(asks("beginning", 5, 40_000), 0.1)
     assert place(shaper, "beginning") == "b2"
-    assert sent(shaper.first_token("whole", 0.5)) == [("beginning", "b1")]
+    assert sends(shaper.first_token("whole", 0.5)) == [("beginning", "b1")]
 
 
 @pytest.mark.parametrize("busy_too", [False, True])
 def test_a_copy_is_begun_at_once_or_not_at_all(busy_too: bool) -> None:
     """Behind what b2 computes, a copy would end first, but it is not begun at once."""
-    shaper = Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [DOCUMENT])
-    for name in ("b1", "b2"):
-        shaper.backend_up(name, 0.0)
-    assert sent(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
+    shaper = all_up(Shaper([BackendSpec("b1", 64), BackendSpec("b2", 64)], [DOCUMENT]))
+    assert sends(shaper.arrive(asks("whole", 5, 120_000), 0.0)) == [("whole", "b1")]
     if busy_too:
-        assert sent(shaper.arrive(asks("other", 6, 30_000), 0.1)) == [("other", "b2")]
+        assert sends(shaper.arrive(asks("other", 6, 30_000), 0.1)) == [("other", "b2")]
     actions = shaper.arrive(asks("beginning", 5, 40_000), 0.2)
-    assert sent(actions) == ([] if busy_too else [("beginning", "b2")])
+    assert sends(actions) == ([] if busy_too else [("beginning", "b2")])
     if busy_too:
         assert place(shaper, "beginning") == "b1"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 import pytest
-from core_requests import document
+from core_requests import all_up, document
 from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.explain.recorder import DecisionRecorder
@@ -29,8 +29,7 @@ def confirm(backend: Backend) -> None:
 
 def in_line(chats: int, *, document_at: float | None = None) -> tuple[Option, float]:
     """A chat's option behind so many that wait, and the usual share of its wait as a margin."""
-    made = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
-    made.backend_up("a", 0.0)
+    made = all_up(Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT]))
     (backend,) = made.backends.values()
     confirm(backend)
     backend.send(Request("running", 4_000), "chat", 0, now=0.0)
@@ -66,8 +65,7 @@ def test_but_not_where_another_bucket_comes_between(document_at: float, cancel: 
 
 def test_a_guess_has_no_margin() -> None:
     """Until its first answer a backend must not turn away whom it could serve."""
-    made = Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT])
-    made.backend_up("a", 0.0)
+    made = all_up(Shaper([BackendSpec("a", 64)], [CHAT, DOCUMENT]))
     for number in range(8):
         actions = made.arrive(Request(f"{number}", 60_000, 1), 0.0)
         assert not any(isinstance(action, Reject) for action in actions)
@@ -84,8 +82,7 @@ def test_a_guess_has_no_margin() -> None:
 
 def documents_in_line(*, chats_share: float = 0.0, kv_used: int = 0, cold: bool = True) -> Shaper:
     """A backend with 100,000 tokens of KV cache, for which 16 documents wait."""
-    made = Shaper([BackendSpec("a", 64, 100_000.0)], [CHAT, DOCUMENT])
-    made.backend_up("a", 0.0)
+    made = all_up(Shaper([BackendSpec("a", 64, 100_000.0)], [CHAT, DOCUMENT]))
     without_api_server(made)
     (backend,) = made.backends.values()
     confirm(backend)
@@ -125,8 +122,7 @@ def test_waiting_cache_hits_need_no_kv_cache() -> None:
 
 
 def test_a_waiting_request_with_a_computed_prefix_takes_little_kv_cache() -> None:
-    made = Shaper([BackendSpec("a", 1)], [CHAT, DOCUMENT])
-    made.backend_up("a", 0.0)
+    made = all_up(Shaper([BackendSpec("a", 1)], [CHAT, DOCUMENT]))
     made.arrive(document("first", 20_000), 0.0)
     made.first_token("first", 1.0)
     made.arrive(document("second", 20_000), 1.0)
@@ -141,9 +137,7 @@ CHATS, EVERY_S, MINUTE = 1_200, 0.5, 120
 def used(prefill_s: Callable[[str, float], float]) -> list[str]:
     """The backends of chats of ten minutes, if a prefill at a time takes so long there."""
     specs = [BackendSpec(name, 64) for name in ("gpu0", "gpu1")]
-    shaper = Shaper(specs, [Bucket("chat", 5_000)], recorder=DecisionRecorder(CHATS))
-    for spec in specs:
-        shaper.backend_up(spec.name, 0.0)
+    shaper = all_up(Shaper(specs, [Bucket("chat", 5_000)], recorder=DecisionRecorder(CHATS)))
 
     chosen, events = [], list[tuple[float, int, str]]()
     for number in range(CHATS):

@@ -3,6 +3,7 @@
 from math import inf
 
 import pytest
+from core_requests import all_up
 
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Reject, Request, Send, Tenant
 from forebay.proxy.core.policy.admission import Admit, refuse
@@ -24,10 +25,7 @@ def shaper(
     admit: Admit = refuse,
 ) -> Shaper:
     specs = [BackendSpec(name, slots, kv_tokens) for name in names]
-    made = Shaper(specs, buckets, tenants=tenants, admit=admit)
-    for name in names:
-        made.backend_up(name, 0.0)
-    return made
+    return all_up(Shaper(specs, buckets, tenants=tenants, admit=admit))
 
 
 def sent(actions: list[Action]) -> dict[str, str]:
@@ -290,8 +288,7 @@ def test_a_chunking_engine_gets_more_chats_beside_what_exceeds_a_step(
     document_tokens: int, chats: int
 ) -> None:
     """A backlog of 0.3 s is ten chats. Without the fixed costs of steps it is 24."""
-    made = Shaper([BackendSpec("a", 64, chunk_tokens=2_048)], (CHAT, DOCUMENT))
-    made.backend_up("a", 0.0)
+    made = all_up(Shaper([BackendSpec("a", 64, chunk_tokens=2_048)], (CHAT, DOCUMENT)))
     if document_tokens:
         assert sent(made.arrive(Request("document", document_tokens, 1), 0.0))
     starts = [bool(sent(made.arrive(Request(f"{n}", 500, 1), 0.0))) for n in range(40)]

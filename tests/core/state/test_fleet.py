@@ -3,8 +3,9 @@
 from math import inf
 
 import pytest
+from core_requests import sent_to
 
-from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Send
+from forebay.proxy.core.model import BackendSpec, Bucket, Request
 from forebay.proxy.core.shaper import Shaper
 
 CHAT = Bucket("chat", 5_000, max_wait_s=2.0)
@@ -23,13 +24,9 @@ def a_fleet(backends: int, chunk_tokens: float = inf) -> Shaper:
     return shaper
 
 
-def sent(actions: list[Action]) -> list[str]:
-    return [action.backend for action in actions if isinstance(action, Send)]
-
-
 def send_chat(shaper: Shaper, name: str, now: float) -> str:
     """Send a chat and answer it at once. Returns its backend, or "" if it is not sent at once."""
-    found = sent(shaper.arrive(Request(name, 500, 20), now))
+    found = sent_to(shaper.arrive(Request(name, 500, 20), now))
     if not found:
         return ""
     shaper.first_token(name, now + 0.03)
@@ -39,7 +36,7 @@ def send_chat(shaper: Shaper, name: str, now: float) -> str:
 
 def test_chats_find_the_clear_backend_for_which_documents_wait() -> None:
     shaper = a_fleet(10)
-    busy = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.1)) for n in range(12)]
+    busy = [sent_to(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.1)) for n in range(12)]
     taken = {name for names in busy for name in names}
     (clear,) = shaper.backends.keys() - taken
     assert shaper.backends[clear].queued == 2
@@ -60,7 +57,7 @@ def test_as_many_backends_are_kept_clear_as_chats_need(
     """Chats have had `worked_s` of prefills in the last 10 s. At most a quarter is kept clear."""
     shaper = a_fleet(backends, chunk_tokens)
     shaper.backends["gpu0"].worked["chat"].add(worked_s, 0.0)
-    taken = [sent(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.01)) for n in range(20)]
+    taken = [sent_to(shaper.arrive(Request(f"d{n}", 100_000, 20), 0.01)) for n in range(20)]
     assert len({name for names in taken for name in names}) == backends - clear
 
 

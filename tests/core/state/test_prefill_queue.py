@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from core_requests import all_up, sent_to
 from fakes.api_servers import without_api_server
 
 from forebay.proxy.core.learn.cost import PRIOR_FIXED_S, CostModel, features
@@ -128,39 +129,33 @@ class TestLine:
 class TestShaper:
     def shaper(self) -> Shaper:
         specs = [BackendSpec(name, 64, 1e6, CHUNK) for name in "ab"]
-        made = Shaper(specs, BUCKETS)
-        for name in "ab":
-            made.backend_up(name, 0.0)
+        made = all_up(Shaper(specs, BUCKETS))
         without_api_server(made)
         return made
-
-    @staticmethod
-    def sent(actions: list[Action]) -> list[str]:
-        return [a.backend for a in actions if isinstance(a, Send)]
 
     def test_no_engine_is_kept_clear(self) -> None:
         shaper = self.shaper()
         shaper.arrive(Request("c0", 500), 0.0)
         documents = [shaper.arrive(Request(f"d{i}", 120_000), 0.2) for i in range(3)]
-        assert {name for actions in documents[:2] for name in self.sent(actions)} == {"a", "b"}
+        assert {name for actions in documents[:2] for name in sent_to(actions)} == {"a", "b"}
         assert documents[2] == []  # one at a time on each
-        assert self.sent(shaper.arrive(Request("c1", 500), 0.3))
+        assert sent_to(shaper.arrive(Request("c1", 500), 0.3))
 
     def test_a_shared_instruction_is_not_waited_for(self) -> None:
         shaper = self.shaper()
         for name in "ab":  # both are reading a document that begins as everything does
             blocks = (1, *(range(10, 70) if name == "a" else range(110, 170)))
-            assert self.sent(shaper.arrive(Request(name, 120_000, 10, blocks, 2_000.0), 0.0))
+            assert sent_to(shaper.arrive(Request(name, 120_000, 10, blocks, 2_000.0), 0.0))
         chat = Request("c", 4_500, 10, (1, 500), 2_000.0)
-        assert self.sent(shaper.arrive(chat, 0.1))
+        assert sent_to(shaper.arrive(chat, 0.1))
 
     def test_a_follower_waits_for_its_document(self) -> None:
         shaper = self.shaper()
         blocks = tuple(range(60))
         first, second = (Request(name, 120_000, 10, blocks, 2_000.0) for name in "de")
-        (where,) = self.sent(shaper.arrive(first, 0.0))
-        assert not self.sent(shaper.arrive(second, 0.1))
-        assert self.sent(shaper.first_token("d", 7.0)) == [where]
+        (where,) = sent_to(shaper.arrive(first, 0.0))
+        assert not sent_to(shaper.arrive(second, 0.1))
+        assert sent_to(shaper.first_token("d", 7.0)) == [where]
 
 
 @pytest.mark.parametrize("chunk", [0, CHUNK])
@@ -211,14 +206,10 @@ def _ttft_s(outcome: SimOutcome) -> float:
 def test_a_long_prompt_starts_on_a_chunking_engine_beside_a_busy_plain_one() -> None:
     """Chats pass it there, so that engine need not be kept clear."""
     specs = [BackendSpec("plain", 8), BackendSpec("chunking", 8, chunk_tokens=CHUNK)]
-    shaper = Shaper(specs, BUCKETS)
-    for spec in specs:
-        shaper.backend_up(spec.name, 0.0)
+    shaper = all_up(Shaper(specs, BUCKETS))
     shaper.arrive(Request("chat", 500, 8), 0.0)
     shaper.finish("chat", 0.01)
     plain, chunking = shaper.backends.values()
     plain.send(Request("long", 120_000), "document", 0, now=0.02)
     shaper._state.forecast.moved(plain)
-    (send,) = shaper.arrive(Request("second", 120_000, 8), 0.03)
-    assert isinstance(send, Send)
-    assert send.backend == chunking.name
+    assert sent_to(shaper.arrive(Request("second", 120_000, 8), 0.03)) == [chunking.name]
