@@ -12,15 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fakes.faulty_backends import answers, resets, sends, streams
-from stages.proxy_stage import (
-    EVENT,
-    Call,
-    RawBackend,
-    Stage,
-    by_request,
-    settle,
-    stage,
-)
+from stages.proxy_stage import EVENT, Call, RawBackend, Stage, by_request, settle, stage
 
 from forebay.proxy.config.sections import Tracing
 from forebay.proxy.telemetry.logs.access_log import LOGGER, ConsoleLines, JsonLines

@@ -152,12 +152,7 @@ async def test_a_signal_reloads_and_systemd_is_told(tmp_path: Path) -> None:
             lines = await heard()
             assert lines[0] == "READY=1"
             assert f"MAINPID={process.pid}" in lines
-            write(
-                path,
-                backend.url,
-                listen={"port": 0, "admin_port": 0},
-                timeouts={"idle": "7s"},
-            )
+            write(path, backend.url, listen={"port": 0, "admin_port": 0}, timeouts={"idle": "7s"})
             process.send_signal(signal.SIGHUP)
             lines = await heard()
             assert lines[0] == "RELOADING=1"

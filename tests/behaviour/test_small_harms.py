@@ -11,14 +11,7 @@ import pytest
 from fakes.faulty_backends import sends
 from fakes.tenant_keys import key_of, keys_of
 from said import Said
-from stages.proxy_stage import (
-    SHARED_LOOP,
-    RawBackend,
-    error_of,
-    on_stage,
-    stage,
-    whole,
-)
+from stages.proxy_stage import SHARED_LOOP, RawBackend, error_of, on_stage, stage, whole
 
 from forebay.proxy.api.cache_salt import CacheSalts
 from forebay.proxy.api.unshaped_body import prepared

@@ -159,8 +159,7 @@ class TestClientsThatLeave:
         async with on_stage(first, stream) as (on, _):
 
             async def ask() -> None:
-                async with on.post({"prompt": "x"} if serve == "whole" else STREAMED) as response:
-                    await response.read()
+                await on.read({"prompt": "x"} if serve == "whole" else STREAMED)
 
             task = asyncio.create_task(ask())
             for _ in range(turns):
@@ -175,8 +174,7 @@ class TestLoad:
         async with on_stage(silent, **ONE_SLOT) as (on, backends):
 
             async def ask() -> None:
-                async with on.post(STREAMED) as response:
-                    await response.read()
+                await on.read(STREAMED)
 
             tasks = [asyncio.create_task(ask()) for _ in range(3)]
             await asyncio.sleep(0.2)
@@ -241,8 +239,7 @@ class TestLife:
 
         async with on_stage(None, metrics={"hlog": str(path)}) as (on, _):
             for _ in range(3):
-                async with on.post(STREAMED) as response:
-                    await response.read()
+                await on.read(STREAMED)
                 await asyncio.sleep(1)
         intervals = read_hlog(path)["ttft.chat"]
         assert sum(i.histogram.get_total_count() for i in intervals) == 3

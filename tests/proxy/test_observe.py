@@ -16,10 +16,8 @@ async def test_long_prompts_pass_at_once_and_are_counted() -> None:
         await until(lambda: [len(backend.calls) for backend in backends] == [6, 6])
         for call in (call for backend in backends for call in backend.calls):
             assert json.loads(call.body)["max_tokens"] == 3  # no part of a prompt
-        async with on.client.get(on.proxy.admin_url + "/status") as response:
-            assert (await response.json())["mode"] == "observe"
-        async with on.client.get(on.proxy.admin_url + "/metrics") as response:
-            lines = (await response.text()).splitlines()
+        assert (await on.told("/status"))["mode"] == "observe"
+        lines = on.proxy.metrics.text().decode().splitlines()
         counted = {
             line.split('rule="')[1].split('"')[0]: float(line.split()[-1])
             for line in lines
@@ -50,5 +48,4 @@ async def test_a_reload_begins_to_shape() -> None:
 
 
 async def read(on: Stage, number: int) -> None:
-    async with on.post(LONG | {"prompt": f"{number} {LONG['prompt']}"}) as response:
-        await response.read()
+    await on.read(LONG | {"prompt": f"{number} {LONG['prompt']}"})

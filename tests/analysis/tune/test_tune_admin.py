@@ -33,8 +33,7 @@ async def test_a_running_proxy_tells_traffic_and_set_up(
         async def send(count: int) -> None:
             for number in range(count):
                 body = {"prompt": f"question {number}", "max_tokens": 9, "stream": True}
-                async with on.post(body) as response:
-                    await response.read()
+                await on.read(body)
 
         await send(20)
         with pytest.raises(InputError, match=r"has only 20 requests in 0 s, 100 are needed; come"):

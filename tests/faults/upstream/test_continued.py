@@ -80,8 +80,7 @@ async def test_the_client_sees_one_stream(after: int, usage: bool, body: str) ->
     dying, other = TextEngine(dies_after=after), TextEngine()
     async with before(dying, other) as on:
         got, whole = await ask(on, asked)
-        async with on.client.get(on.proxy.admin_url + "/metrics") as response:
-            metrics = await response.text()
+        metrics = on.proxy.metrics.text().decode()
     ended = body == "completion" and after > len(WORDS)
     assert whole == (not (ended and usage))  # else nobody knows its usage
     if not whole:
@@ -236,8 +235,7 @@ async def test_it_goes_before_those_that_wait() -> None:
         assert text_of(got) == TEXT
         assert [body.get("user") for body in made[1].asked][:2] == ["0", None]
         await asyncio.gather(*tasks)
-        async with on.client.get(on.proxy.admin_url + "/status?request=moved") as response:
-            receipt = await response.json()
+        receipt = await on.told("/status?request=moved")
         await asyncio.sleep(1.0)  # the server ends its framing
     assert "Sent at once to b0" in receipt["verdict"]
     assert "Continued on b1 after 3 tokens." in receipt["verdict"]
@@ -263,8 +261,7 @@ async def test_a_drain_now_moves_streams_as_often_as_it_is_asked() -> None:
         for got, whole in await asyncio.gather(*streams):
             assert whole
             assert nameless(got) == nameless(await uninterrupted(CHAT | USAGE))
-        async with on.client.get(on.proxy.admin_url + "/metrics") as response:
-            assert "forebay_upstream_errors_total{" not in await response.text()
+        assert "forebay_upstream_errors_total{" not in on.proxy.metrics.text().decode()
         await asyncio.sleep(2.0)
 
 

@@ -11,15 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stages.proxy_stage import on_stage, stream
 
 from forebay.proxy.backends.retries import LEAST, RetryBudget, Tries
-from forebay.proxy.core.health import (
-    ANY,
-    HOLD_S,
-    LONGEST_HOLD_S,
-    NONE,
-    SILENT,
-    Health,
-    Intake,
-)
+from forebay.proxy.core.health import ANY, HOLD_S, LONGEST_HOLD_S, NONE, SILENT, Health, Intake
 from forebay.proxy.core.model import BackendSpec, Bucket, Request, Send, UpModels
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.http1.client.patience import Patience

@@ -17,6 +17,7 @@ from stages.proxy_stage import (
     Stage,
     answer,
     chunk,
+    cut_off,
     error_of,
     now,
     on_stage,
@@ -38,12 +39,9 @@ PATHS: dict[str, dict[str, Any]] = {
 
 async def cut(on: Stage, path: str = "/v1/completions") -> tuple[bytes, str]:
     """Return the bytes of a stream before the error event that ends it, and its message."""
-    got = b""
     async with on.post(PATHS[path], path) as response:
         assert response.status == 200
-        with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
-            while part := await response.content.readany():
-                got += part
+        got = await cut_off(response)
     before, _, last = got.rstrip().rpartition(b"data: ")
     error = orjson.loads(last)["error"]
     assert error["code"] == "upstream_stream_error"

@@ -66,8 +66,7 @@ async def test_a_backend_that_fails_while_no_other_can_be_asked_is_ejected_soon(
     async with on_stage(fails, slow) as (on, _):
 
         async def ask() -> None:
-            async with on.post({"prompt": "x", "stream": True}) as response:
-                await response.read()
+            await on.read({"prompt": "x", "stream": True})
 
         asking = [asyncio.create_task(ask()) for _ in range(30)]
         await until(lambda: on.proxy.backends.health.state("b0") == "ejected")

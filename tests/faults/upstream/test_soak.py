@@ -115,8 +115,7 @@ async def test_nothing_is_left_over() -> None:
         # The probes of three backends keep a connection each, at most.
         assert [b.open for b in backends] == [0, 0, 0]
         for _ in range(9):
-            async with on.post({"prompt": "x", "stream": True}) as response:
-                assert (await response.read()).endswith(EVENT[-2:] + DONE)
+            assert (await on.read({"prompt": "x", "stream": True})).endswith(EVENT[-2:] + DONE)
         await asyncio.sleep(100)
         assert len(proxy_tasks()) <= tasks_before
     await settle()

@@ -1,6 +1,5 @@
 """The last 15 minutes that the live page shows: bounded, and by bucket, tenant and model."""
 
-import json
 from typing import Any
 
 import pytest
@@ -149,8 +148,7 @@ async def test_the_admin_port_has_it() -> None:
         async with on.post({"prompt": "x", "model": "m", "stream": True}) as answer:
             assert answer.status == 200
             await answer.read()
-        async with on.client.get(on.proxy.admin_url + "/history") as answer:
-            told = json.loads(await answer.read())
+        told = await on.told("/history")
         (model,) = told["minute"]["models"]
         assert (model["name"], model["requests"], model["rejected"]) == ("m", 1, 0)
         assert model["ttft_p50_s"] is not None

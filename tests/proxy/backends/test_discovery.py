@@ -89,12 +89,7 @@ class TestNames:
             hold = {"max_requests": 1}
             on = await on_names(stack, wait_up=0, buckets=patient, hold=hold)
             assert servers(on) == set()
-
-            async def ask() -> int:
-                async with on.post() as response:
-                    return int(response.status)
-
-            task = asyncio.create_task(ask())
+            task = asyncio.create_task(on.status())
             await asyncio.sleep(0.2)
             known.addresses = ["127.0.0.1"]
             assert await task == 200

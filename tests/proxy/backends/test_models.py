@@ -222,8 +222,7 @@ class TestRouting:
             large.models = {"larger": {}}
             large.healthy = True
             await until(lambda: link.up)
-            async with on.client.get(f"{on.proxy.admin_url}/status") as told:
-                (found,) = lost_models(Scene(await told.json(), []))
+            (found,) = lost_models(Scene(await on.told("/status"), []))
             assert found[1] == "b1 serves larger and no longer large, and has had no request since"
             assert await ask(on, "larger") == 200
             assert link.lost_model == ""
@@ -336,9 +335,7 @@ class TestOtherNames:
             assert await ask(on, "large") == 200
             assert asked_for(tiny) == ["tiny"]
 
-    async def test_an_alias_waits_until_its_new_backend_has_told_its_models(
-        self,
-    ) -> None:
+    async def test_an_alias_waits_until_its_new_backend_has_told_its_models(self) -> None:
         tiny, large = RawBackend(models=TINY), RawBackend(models=LARGE, healthy=None)
         async with (
             large.running(),

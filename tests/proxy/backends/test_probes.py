@@ -120,8 +120,7 @@ class TestSleep:
         async with on_stage(*servers, wait_up=1) as (on, _):
             assert [await on.status() for _ in range(10)] == [200] * 10
             assert (len(servers[0].calls), len(servers[1].calls)) == (0, 10)
-            async with on.client.get(f"{on.proxy.admin_url}/status") as response:
-                states = [b["state"] for b in (await response.json())["backends"]]
+            states = [b["state"] for b in (await on.told("/status"))["backends"]]
             assert states == ["asleep", "up"]
 
     async def test_a_server_is_used_within_a_probe_of_waking(self) -> None:

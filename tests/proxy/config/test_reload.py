@@ -28,12 +28,7 @@ from stages.proxy_stage import (
 
 from forebay.proxy.backends.failures import Failure
 from forebay.proxy.backends.link import BackendLink
-from forebay.proxy.config.diff import (
-    IN_PLACE,
-    NEEDS_RESTART,
-    NEEDS_RESTART_IN_CAPTURE,
-    changes,
-)
+from forebay.proxy.config.diff import IN_PLACE, NEEDS_RESTART, NEEDS_RESTART_IN_CAPTURE, changes
 from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import load_config
 from forebay.proxy.core.changes import OperatorChanges
@@ -300,8 +295,7 @@ async def test_a_bad_file_changes_nothing_and_a_good_one_is_taken(tmp_path: Path
                 assert (await answer.text()).startswith(
                     "partly: changes to metrics need a restart; nothing else changed"
                 )
-            async with on.client.get(f"{on.proxy.admin_url}/status") as answer:
-                status = await answer.json()
+            status = await on.told("/status")
             assert status["config"]["generation"] == 1
             assert status["config"]["needs_restart"] == ["metrics"]
             assert set(status["versions"]) == {"forebay", "python", "aiohttp"}

@@ -116,13 +116,10 @@ def test_a_server_on_trial_is_not_shown_as_up() -> None:
 async def test_a_frame_of_a_running_proxy() -> None:
     async with on_stage(None) as (on, _):
         for _ in range(3):
-            async with on.post({"prompt": "x", "stream": True}) as response:
-                await response.read()
-        async with on.client.get(f"{on.proxy.admin_url}/status") as response:
-            told = await response.json()
+            await on.read({"prompt": "x", "stream": True})
+        told = await on.told("/status")
         samples = samples_of(on.proxy.metrics.text().decode())
-        async with on.client.get(f"{on.proxy.admin_url}/history") as response:
-            last = (await response.json())["minute"]
+        last = (await on.told("/history"))["minute"]
         frame = frame_of(TimedScene(0.0, Scene(told, [], samples), last))
         assert [one.name for one in frame.backends] == ["b0"]
         assert frame.buckets[0].requests_per_s * frame.over_s == pytest.approx(3.0)

@@ -722,8 +722,7 @@ async def test_an_endpoint_that_is_taken_is_named(tmp_path: Path) -> None:
 async def test_status_is_json(tmp_path: Path) -> None:
     """Backends without events say how they are known too."""
     async with stage(["http://127.0.0.1:1"], wait_up=0) as scene:
-        async with scene.client.get(f"{scene.proxy.admin_url}/status") as response:
-            (shown,) = json.loads(await response.read())["backends"]
+        (shown,) = (await scene.told("/status"))["backends"]
         assert shown["prefix_index"] == {
             "mode": "believed", "held_engine_blocks": None, "kept_share": 1.0, "answers": 0,
             "mean_error_tokens": 0.0, "bias_tokens": 0.0, "within_a_block": 0.0,

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 from body_reading import read_body
-from stages.proxy_stage import (
-    Call,
-    by_request,
-    on_stage,
-)
+from stages.proxy_stage import Call, by_request, on_stage
 
 from forebay.proxy.api.dialects import CHAT, COMPLETIONS
 from forebay.proxy.core.model import Request

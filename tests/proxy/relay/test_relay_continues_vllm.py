@@ -147,8 +147,7 @@ async def ask(on: Stage, url: str, number: int, name: str = "direct") -> Said:
 
 async def continued(on: Stage) -> float:
     """Number of streams that a server went on with."""
-    async with on.client.get(on.proxy.admin_url + "/metrics") as answer:
-        lines = (await answer.text()).splitlines()
+    lines = on.proxy.metrics.text().decode().splitlines()
     counts = [line for line in lines if line.startswith("forebay_streams_continued_total")]
     return sum(float(line.split()[-1]) for line in counts)
 

@@ -23,8 +23,7 @@ async def test_a_server_under_a_path(slash: str) -> None:
         async with stage([f"{backend.url}/a/b-c{slash}"]) as on:
             for path in ("/v1/completions", "/v1/embeddings", "/tokenize?x=1"):
                 assert await on.status({"prompt": "x"}, path=path) == 200
-            async with on.post({"prompt": "x", "stream": True}) as response:
-                assert b"[DONE]" in await response.read()
+            assert b"[DONE]" in await on.read({"prompt": "x", "stream": True})
         targets = [call.head.split(" ")[1] for call in backend.calls]
         assert "/a/b-c/health" in targets
         assert "/a/b-c/tokenize?x=1" in targets

@@ -136,13 +136,7 @@ async def test_a_quota_binds_its_tenant_only_and_outlives_a_reload(tmp_path: Pat
         )
         on.proxy.driver.change(
             lambda core, now: core.changes.reconfigure(
-                config.core_buckets(),
-                now,
-                route=core._state.route,
-                affinity=core._state.affinity,
-                dispatch_ahead_s=0.3,
-                tenants=config.core_tenants(),
-                default_weight=2.0,
+                config.core_buckets(), now, tenants=config.core_tenants(), default_weight=2.0
             )
         )
         assert await ask("acme") == 429
@@ -187,8 +181,7 @@ async def test_a_stream_of_a_tenant_with_a_quota_is_counted(tmp_path: Path, asks
     async with on_stage(None, **keyed(tmp_path, tokens_per_s=1_000)) as (on, backends):
         texts = []
         for tenant in ("acme", "zeta"):
-            async with on.post(body, headers=key_of(tenant)) as response:
-                texts.append(await response.read())
+            texts.append(await on.read(body, headers=key_of(tenant)))
         acme, zeta = (json.loads(call.body) for call in backends[0].calls)
         assert acme["stream_options"]["include_usage"] is True
         assert zeta == body
@@ -217,8 +210,7 @@ async def test_a_ratio_taught_by_blanks_gains_nothing(tmp_path: Path) -> None:
 
         async def ask(prompt: str, **more: Any) -> None:
             body = {"prompt": prompt, "max_tokens": 3, "stream": True, **more}
-            async with on.post(body, headers=key_of("acme")) as response:
-                await response.read()
+            await on.read(body, headers=key_of("acme"))
 
         for _ in range(60):
             await ask(" " * 3_200, stream_options={"include_usage": True})
@@ -257,8 +249,7 @@ async def test_answers_without_usage_are_measured_by_their_events(split: bool) -
         lengths = on.proxy.driver.shaper._state.output_lengths
         for _ in range(20):
             assert lengths.expected("", "chat", 5_000) == 5_000
-            async with on.post({"prompt": "x", "max_tokens": 5_000, "stream": True}) as response:
-                await response.read()
+            await on.read({"prompt": "x", "max_tokens": 5_000, "stream": True})
             await settle()
         assert 50 <= lengths.expected("", "chat", 5_000) < 70
 

@@ -84,8 +84,7 @@ async def test_each_request_is_counted_once_by_its_outcome(user: str, outcome: s
 
 async def test_time_to_first_token_counts_from_dispatch_beside_its_prediction() -> None:
     async with on_stage(by_user) as (on, _):
-        async with on.post({"prompt": "x", "stream": True, "max_tokens": 3}) as response:
-            await response.read()
+        await on.read({"prompt": "x", "stream": True, "max_tokens": 3})
         text = on.proxy.metrics.text().decode()
         name = "forebay_backend_time_to_first_token_seconds"
         assert series(text, f"{name}_sum")["b0", "chat"] == pytest.approx(0.5, abs=0.1)
@@ -116,8 +115,7 @@ async def test_states_and_how_often_each_was_entered() -> None:
             ("b0", "probe_passed", "up"): 2.0,
             ("b0", "probes_failed", "down"): 1.0,
         }
-        async with on.client.get(f"{on.proxy.admin_url}/status") as response:
-            (b0,) = (await response.json())["backends"]
+        (b0,) = (await on.told("/status"))["backends"]
         assert (b0["state"], b0["reason"]) == ("up", "probe_passed")
         assert 0 < b0["state_s"] < 10
 
@@ -128,8 +126,7 @@ async def test_a_removed_backend_loses_its_series() -> None:
         keys: dict[str, Any] = {"listen": {"port": 0, "admin_port": 0}, "backends": [kept]}
         async with stage([backend.url, other.url], load=lambda: load_config(None, keys, {})) as on:
             for number in range(40):
-                async with on.post({"prompt": f"{number}" * 5000, "max_tokens": 3}) as response:
-                    await response.read()
+                await on.read({"prompt": f"{number}" * 5000, "max_tokens": 3})
             on.proxy.metrics.upstream_error("b1", "connect")
             assert 'backend="b1"' in on.proxy.metrics.text().decode()
             await on.proxy.reloader.reload()

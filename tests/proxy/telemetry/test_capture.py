@@ -106,8 +106,7 @@ async def test_traffic_through_the_proxy_replays(
         async with stage([backend.url], slots=1, **keys) as on:
             for question in ("What is the profit?", "And the loss?"):
                 body = {"prompt": document + question, "max_tokens": 9, "stream": True}
-                async with on.post(body) as answer:
-                    await answer.read()
+                await on.read(body)
                 await asyncio.sleep(1)
             assert await on.status(b"{") == 400
             backend.serve = silent
@@ -117,8 +116,7 @@ async def test_traffic_through_the_proxy_replays(
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
             await settle()
-            async with on.client.get(on.proxy.admin_url + "/status") as answer:
-                said = (await answer.json())["capture"]
+            said = (await on.told("/status"))["capture"]
             assert (said["dropped"], said["stopped"]) == (0, None)
     first, second, left, refused = captured(path)
     assert (first.status, left.status, refused.status) == (200, 499, 429)

@@ -122,8 +122,7 @@ def scene(logs: dict[str, Any], serve: Any = by_request, urls: int = 1, **keys: 
             on = await stack.enter_async_context(stage(backends, say=say, **keys))
             for _ in range(8):
                 with suppress(aiohttp.ClientError):
-                    async with on.post() as response:
-                        await response.read()
+                    await on.read()
             bad.healthy = False
             await asyncio.sleep(5)
             bad.healthy = True

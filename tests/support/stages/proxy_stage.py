@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from said import Said
 
 from forebay.proxy.config.backends import MAX_CONCURRENCY
@@ -237,6 +238,16 @@ class Stage:
         async with self.post(body, path, **options) as response:
             return int(response.status)
 
+    async def read(self, body: Any = None, path: str = "/v1/completions", **options: Any) -> bytes:
+        """POST a completion, and return the answer."""
+        async with self.post(body, path, **options) as response:
+            return bytes(await response.read())
+
+    async def told(self, page: str) -> Any:
+        """GET a page of JSON from the admin port."""
+        async with self.client.get(self.proxy.admin_url + page) as response:
+            return json.loads(await response.read())
+
     async def status_of(self, url: str, **options: Any) -> int:
         """GET `url`, and return the status of the answer."""
         async with self.client.get(url, **options) as response:
@@ -358,6 +369,14 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     assert response.headers["x-request-id"]
     assert "127.0.0.1" not in body["error"]["message"]
     return dict(body["error"])
+
+
+async def cut_off(answer: aiohttp.ClientResponse, seen: bytes = b"") -> bytes:
+    """All of a stream, which must break."""
+    with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
+        while part := await answer.content.readany():
+            seen += part
+    return seen
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from stages.engine_stage import Client
-from stages.proxy_stage import WHOLE, RawBackend, Stage, settle, stage
+from stages.proxy_stage import WHOLE, RawBackend, Stage, cut_off, settle, stage
 
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text
@@ -86,14 +84,6 @@ def payloads(data: bytes) -> list[Any]:
     """The events of a stream, without the mark of its end."""
     lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ")]
     return [json.loads(line) for line in lines if line != b"[DONE]"]
-
-
-async def cut_off(answer: aiohttp.ClientResponse, seen: bytes = b"") -> bytes:
-    """All of a stream, which must break."""
-    with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012
-        while part := await answer.content.readany():
-            seen += part
-    return seen
 
 
 def assert_said_to_be_cut(seen: bytes) -> None:
