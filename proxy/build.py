@@ -82,7 +82,7 @@ class Builder:
         metrics.registry.register(BackendMetrics(driver.shaper, backends.health, receipts))
         timeouts = config.timeouts
         watchdog = await enter(Watchdog(timeouts.idle, timeouts.client_write))
-        metrics.read_untaken(lambda: watchdog.untaken_s)
+        metrics.client_waits.of[("download",)].read = lambda: watchdog.untaken_s
         followers = await enter(Followers(config, driver, backends, self.say))
         return backends, watchdog, followers
 
@@ -90,10 +90,10 @@ class Builder:
         """Build the part that sheds load while the proxy itself is short of a resource."""
         protection = await self.stack.enter_async_context(
             Protection(
-                self.config.limits, self.say, metrics.lagged, strangers_s=self.port.strangers_s
+                self.config.limits, self.say, metrics.lag.observe, strangers_s=self.port.strangers_s
             )
         )
-        metrics.read_shedding(lambda: protection.shed)
+        metrics.shedding.set_function(lambda: protection.shed)
         return protection
 
     async def observers(
@@ -139,7 +139,7 @@ class Builder:
         exchange = await self.stack.enter_async_context(
             exchanging(driver, links, self.say, share_key(os.environ))
         )
-        metrics.read_alone(lambda: exchange.alone_since is not None)
+        metrics.alone.set_function(lambda: exchange.alone_since is not None)
         return exchange
 
 

@@ -80,11 +80,7 @@ class LogEvent(Enum):
     JWKS_UNREACHABLE = "jwks_unreachable", WARNING, "the provider's keys for tokens cannot be read"
     KEYS_LOADED = "keys_loaded", INFO, "API keys or certificates were read"
     KEYS_SHORT = "keys_short", WARNING, "some API keys can be guessed"
-    KEYS_REFUSED = (
-        "keys_refused",
-        WARNING,
-        "new keys or certificates are bad: the old ones stay",
-    )
+    KEYS_REFUSED = "keys_refused", WARNING, "new keys or certificates are bad: the old ones stay"
     SHARE_CONNECTED = "share_connected", INFO, "the proxy exchanges its load with others again"
     SHARE_LOST = "share_lost", WARNING, "the proxy decides alone"
     SHARE_UNSIGNED = (

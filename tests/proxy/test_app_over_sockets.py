@@ -104,7 +104,7 @@ async def test_equal_ids_at_one_time_differ_at_the_server() -> None:
         ids = [re.findall(r"(?i)x-request-id: (\S+)", call.head)[0] for call in backends[0].calls]
         assert len(set(ids[:3])) == 3
         assert ids[3] == "same"
-        assert not len(on.proxy.app._telemetry._ids)
+        assert not len(on.proxy.app._telemetry.ids)
 
 
 class TestBeforeTheFirstByte:

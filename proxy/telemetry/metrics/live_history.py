@@ -7,12 +7,13 @@ after an alert shows what came before it.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from math import log
-from typing import Any, get_args
+from typing import Any
 
-from forebay.proxy.core.model import RejectReason
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
+from forebay.proxy.telemetry.logs.rejection_log import REASONS
 from forebay.proxy.telemetry.record import CLIENT_GONE, RequestRecord
 
 EVERY_S = 5.0
@@ -21,11 +22,11 @@ MINUTE_S = 60.0
 MOST_NAMES = 20
 """Tenants, and models, that one sample counts by name. The others count as one."""
 OTHERS = "others"
-REJECTED = frozenset(get_args(RejectReason))
 LEAST_S, MOST_S, WIDER = 0.001, 1_000.0, 1.1
 """Bounds of the first and the last class of times, and how much wider each is than the last."""
 
 
+@dataclass(slots=True)
 class Tally:
     """Counts of one sample for one bucket, tenant or model.
 
@@ -33,26 +34,16 @@ class Tally:
         left: requests whose clients left before the first token.
         failed: requests that got another error than a rejection.
         longest_s: the longest time to first token.
+        first_tokens: numbers of first tokens by class of their times.
     """
 
-    __slots__ = (
-        "failed",
-        "first_tokens",
-        "left",
-        "longest_s",
-        "prompt_tokens",
-        "rejected",
-        "requests",
-    )
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.rejected = 0
-        self.left = 0
-        self.failed = 0
-        self.prompt_tokens = 0
-        self.longest_s = 0.0
-        self.first_tokens: Counter[int] = Counter()  # by class
+    requests: int = 0
+    rejected: int = 0
+    left: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    longest_s: float = 0.0
+    first_tokens: Counter[int] = field(default_factory=Counter)
 
     def first_token(self, ttft_s: float) -> None:
         self.longest_s = max(self.longest_s, ttft_s)
@@ -93,16 +84,14 @@ class Tally:
         }
 
 
+@dataclass(slots=True)
 class Sample:
     """The tallies of some seconds. A name beyond the first `MOST_NAMES` counts as `OTHERS`."""
 
-    __slots__ = ("began_at", "buckets", "models", "tenants")
-
-    def __init__(self, began_at: float) -> None:
-        self.began_at = began_at
-        self.buckets: dict[str, Tally] = {}
-        self.tenants: dict[str, Tally] = {}
-        self.models: dict[str, Tally] = {}
+    began_at: float
+    buckets: dict[str, Tally] = field(default_factory=dict)
+    tenants: dict[str, Tally] = field(default_factory=dict)
+    models: dict[str, Tally] = field(default_factory=dict)
 
     def of(self, record: RequestRecord) -> list[Tally]:
         """Return the tallies that count a request."""
@@ -141,7 +130,7 @@ class LiveHistory:
 
     def finished(self, record: RequestRecord, status: int) -> None:
         """A request has been answered, or its client has left (CLIENT_GONE)."""
-        rejected = record.reason in REJECTED
+        rejected = record.reason in REASONS
         left = status == CLIENT_GONE and record.first_token_at is None
         failed = 400 <= status != CLIENT_GONE and not rejected
         tokens = record.prompt_tokens or record.estimated_tokens

@@ -136,13 +136,13 @@ class ProxyMetrics:
         RATIOS,
     )
     # The state of the proxy itself.
-    _lag = histogram(
+    lag = histogram(
         "forebay_event_loop_lag_seconds",
         "",
         "Delay of the event loop in waking a sleeping task",
         LAGS,
     )
-    _client_waits = counter(
+    client_waits = counter(
         "client_wait_seconds",
         "direction",
         "Time in which prompts came (upload), or clients had much to take (download)",
@@ -151,10 +151,10 @@ class ProxyMetrics:
     _generation = gauge(
         "config_generation", "", "Reloads of the configuration that changed something"
     )
-    _shedding = gauge(
+    shedding = gauge(
         "shedding_classes", "", "Service classes rejected now to protect the proxy itself"
     )
-    _alone = gauge("alone", "", "1 while the proxy should exchange its load with others and cannot")
+    alone = gauge("alone", "", "1 while the proxy should exchange its load with others and cannot")
     _build = gauge("build_info", "version", "Always 1")
     # The same times under the names of OpenTelemetry's conventions.
     _duration = histogram(
@@ -207,7 +207,7 @@ class ProxyMetrics:
                     self._by_backend.append(metric)
         # Series that exist before anything happens.
         self._build.labels(version("forebay")).set(1)
-        self._client_waits.of[("upload",)].inc(0.0)
+        self.client_waits.of[("upload",)].inc(0.0)
         for result in ("applied", "partly", "unchanged", "failed"):
             self._reloads.of[(result,)].inc(0.0)
 
@@ -254,25 +254,9 @@ class ProxyMetrics:
         self.prompt_tokens.of[(backend,)].inc(prompt_tokens)
         self.cached_tokens.of[(backend,)].inc(cached_tokens)
 
-    def lagged(self, seconds: float) -> None:
-        """The event loop was late by `seconds`."""
-        self._lag.observe(seconds)
-
-    def read_shedding(self, classes: Callable[[], int]) -> None:
-        """Read the number of shed classes from `classes` at each scrape."""
-        self._shedding.set_function(classes)
-
-    def read_alone(self, alone: Callable[[], bool]) -> None:
-        """Read at each scrape whether other proxies should be heard and are not."""
-        self._alone.set_function(alone)
-
     def uploaded(self, seconds: float) -> None:
         """A client has sent its body, or has left, after `seconds`."""
-        self._client_waits.of[("upload",)].inc(seconds)
-
-    def read_untaken(self, seconds: Callable[[], float]) -> None:
-        """Read at each scrape for how long clients have had much to take."""
-        self._client_waits.of[("download",)].read = seconds
+        self.client_waits.of[("upload",)].inc(seconds)
 
     def reloaded(self, result: str, generation: int) -> None:
         """A reload ended. `result` is applied, partly, unchanged or failed."""
