@@ -4,7 +4,7 @@ An attempt is limited in time. Every way in which it can fail becomes a `Failure
 which says whether another backend may be asked.
 """
 
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Literal
 
 from forebay.proxy.backends.failures import ONLY_HEARTBEATS, Failure
@@ -12,7 +12,6 @@ from forebay.proxy.backends.link import BackendLink
 from forebay.proxy.backends.pool import Backends
 from forebay.proxy.backends.retries import Retry, RetryBudget, Tries
 from forebay.proxy.config.schema import Config
-from forebay.proxy.core.model import Request
 from forebay.proxy.driver import Grant
 from forebay.proxy.http1 import errors
 from forebay.proxy.http1.client.backend_errors import (
@@ -28,41 +27,29 @@ from forebay.proxy.relay.stream import UPSTREAM_ERRORS
 from forebay.proxy.relay.timeouts import Limit, StalledUpstream, Watchdog
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One request at one backend. Active while its `with` block runs.
 
     Attributes:
+        active: all attempts that are active.
+        model: as `Request.model`.
         ended: why the proxy ended the attempt before its time limit, or "".
     """
 
-    __slots__ = ("_active", "ended", "limit", "link", "model", "tries")
-
-    def __init__(
-        self,
-        link: BackendLink,
-        tries: Tries,
-        limit: Limit,
-        active: "dict[Attempt, None]",
-        model: str,
-    ) -> None:
-        self.link = link
-        self.tries = tries
-        self.limit = limit
-        self.model = model
-        self.ended: Literal["", "hang", "draining"] = ""
-        self._active = active
+    link: BackendLink
+    tries: Tries
+    limit: Limit
+    active: "dict[Attempt, None]"
+    model: str
+    ended: Literal["", "hang", "draining"] = ""
 
     def __enter__(self) -> "Attempt":
-        self._active[self] = None
+        self.active[self] = None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        del self._active[self]
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        del self.active[self]
 
     def end(self, why: Literal["hang", "draining"]) -> None:
         if not self.ended and not self.limit.expired:
@@ -70,41 +57,25 @@ class Attempt:
             self.limit.end()
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class ShapedAttempt(Attempt):
     """An attempt whose outcome is reported to the backend's health when the block ends."""
 
-    __slots__ = ("_backends", "_request_id")
+    backends: Backends
+    request_id: str
 
-    def __init__(
-        self,
-        link: BackendLink,
-        tries: Tries,
-        limit: Limit,
-        active: dict[Attempt, None],
-        backends: Backends,
-        request: Request,
-    ) -> None:
-        super().__init__(link, tries, limit, active, request.model)
-        self._backends = backends
-        self._request_id = request.id
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         name = self.link.name
         try:
             if isinstance(error, Failure):
                 suspects = self.tries.suspects
-                self._backends.failed(name, self._request_id, error, suspects, self.model)
+                self.backends.failed(name, self.request_id, error, suspects, self.model)
             elif error is not None:
-                self._backends.cancelled(name, self._request_id)
+                self.backends.cancelled(name, self.request_id)
         finally:
-            del self._active[self]
+            del self.active[self]
         if error is None:
-            self._backends.answered(name, self._request_id, self.tries.suspects)
+            self.backends.answered(name, self.request_id, self.tries.suspects)
 
 
 class Attempts:
@@ -151,8 +122,9 @@ class Attempts:
             limit = self._watchdog.limit(timeouts.first_token, "timeouts.first_token")
         else:
             limit = self._watchdog.limit(timeouts.whole_answer, "timeouts.answer")
-        request = grant.send.request
-        return ShapedAttempt(link, tries, limit, self._active, self._backends, request)
+        request, backends = grant.send.request, self._backends
+        of_any = link, tries, limit, self._active, request.model
+        return ShapedAttempt(*of_any, backends=backends, request_id=request.id)
 
     async def ask(
         self, attempt: Attempt, request: BackendRequest, listener: StreamListener

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 
 import aiohttp
@@ -46,6 +47,7 @@ def piece_sink(transport: asyncio.Transport, *, chunked: bool) -> Sink:
     return send
 
 
+@dataclass(slots=True, eq=False)
 class Opening:
     """A stream before its first event: comments and pings may begin the response early.
 
@@ -61,47 +63,25 @@ class Opening:
         next_at: when the next heartbeat is due.
     """
 
-    __slots__ = (
-        "_dialect",
-        "_every_s",
-        "_headers",
-        "_incoming",
-        "_record",
-        "_response",
-        "_watch",
-        "_watchdog",
-        "next_at",
-        "on",
-    )
-
-    def __init__(
-        self,
-        incoming: web.BaseRequest,
-        dialect: Dialect,
-        every_s: float,
-        headers: Callable[[], dict[str, str]],
-        record: RequestRecord,
-        watchdog: Watchdog,
-    ) -> None:
-        self._incoming = incoming
-        self._dialect = dialect
-        self._every_s = every_s
-        self._headers = headers
-        self._record = record
-        self._watchdog = watchdog
-        self._response: web.StreamResponse | None = None
-        self._watch: TimeoutWatch | None = None
-        self.on = every_s > 0
-        self.next_at = watchdog.clock() + every_s if self.on else inf
+    incoming: web.BaseRequest
+    dialect: Dialect
+    every_s: float
+    headers: Callable[[], dict[str, str]]
+    record: RequestRecord
+    watchdog: Watchdog
+    next_at: float = inf
+    _response: web.StreamResponse | None = None
+    _watch: TimeoutWatch | None = None
 
     @property
-    def begun(self) -> bool:
-        """The client has been sent the status 200."""
-        return self._response is not None
+    def on(self) -> bool:
+        """The client gets heartbeats."""
+        return self.every_s > 0
 
     def __enter__(self) -> "Opening":
         if self.on:
-            self._watchdog.beating.add(self)
+            self.next_at = self.watchdog.clock() + self.every_s
+            self.watchdog.beating.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,27 +89,27 @@ class Opening:
 
     def close(self) -> web.StreamResponse | None:
         """End the heartbeats. Returns the response if it has begun."""
-        self._watchdog.beating.discard(self)
+        self.watchdog.beating.discard(self)
         return self._response
 
     def go_on(self, watch: TimeoutWatch, response: web.StreamResponse) -> None:
         """Send heartbeats within a stream that has begun, while its backend is silent."""
         self._watch, self._response = watch, response
-        self.next_at = self._watchdog.clock() + self._every_s
-        self._watchdog.beating.add(self)
+        self.next_at = self.watchdog.clock() + self.every_s
+        self.watchdog.beating.add(self)
 
     async def beat(self, now: float) -> None:
         """Send a heartbeat, unless the client has yet to take the bytes sent before."""
-        transport = self._incoming.transport
-        self.next_at = now + self._every_s
+        transport = self.incoming.transport
+        self.next_at = now + self.every_s
         if self._watch is not None:
             heard_at = self._watch.reading_since
-            if heard_at is None or now < heard_at + self._every_s:
-                self.next_at = (now if heard_at is None else heard_at) + self._every_s
+            if heard_at is None or now < heard_at + self.every_s:
+                self.next_at = (now if heard_at is None else heard_at) + self.every_s
                 return
         if transport is not None and not transport.get_write_buffer_size():
             kind = {"content-type": "text/event-stream; charset=utf-8"}
-            await self._send(transport, self._dialect.heartbeat, {**self._headers(), **kind})
+            await self._send(transport, self.dialect.heartbeat, {**self.headers(), **kind})
 
     async def pass_on(self, heartbeats: bytes, headers: dict[str, str]) -> None:
         """Send comments and pings of a backend. A client that does not read does without them.
@@ -137,9 +117,9 @@ class Opening:
         Args:
             headers: ours and the backend's, if the response begins with these.
         """
-        transport = self._incoming.transport
+        transport = self.incoming.transport
         if transport is not None and transport.get_write_buffer_size() <= UNTAKEN_BYTES:
-            self.next_at = self._watchdog.clock() + self._every_s
+            self.next_at = self.watchdog.clock() + self.every_s
             await self._send(transport, heartbeats, headers)
 
     async def _send(
@@ -150,8 +130,8 @@ class Opening:
             return  # aiohttp cancels this request
         if self._response is None:
             self._response = web.StreamResponse(headers=headers)
-            await self._response.prepare(self._incoming)
-            self._incoming.writer.send_headers()
+            await self._response.prepare(self.incoming)
+            self.incoming.writer.send_headers()
         piece_sink(transport, chunked=is_chunked(self._response))(data)
 
     async def finished(self, response: web.StreamResponse) -> web.StreamResponse:
@@ -161,22 +141,22 @@ class Opening:
         if response.status == 200 and isinstance(response, web.Response):
             assert isinstance(response.body, bytes)
             return await self._end(b"data: %b\n\n" % response.body.replace(b"\n", b"\ndata: "))
-        self._record.reason = "upstream_error"
-        typed = self._dialect.types_events
+        self.record.reason = "upstream_error"
+        typed = self.dialect.types_events
         return await self._end(error_event(_backends_error(response, typed), typed=typed))
 
     async def failed(self, error: ApiError) -> web.StreamResponse:
         """Send the error as an event, or raise it while nothing has been sent."""
         if self._response is None:
             raise error
-        self._record.reason = error.code
-        typed = self._dialect.types_events
+        self.record.reason = error.code
+        typed = self.dialect.types_events
         return await self._end(error_event(error.body(typed=typed), typed=typed))
 
     async def _end(self, event: bytes) -> web.StreamResponse:
         response = self.close()
         assert response is not None
-        await end_with(event, self._incoming, response, self._watchdog, whole=True)
+        await end_with(event, self.incoming, response, self.watchdog, whole=True)
         return response
 
 

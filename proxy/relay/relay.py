@@ -13,12 +13,7 @@ import orjson
 from aiohttp import web
 
 from forebay.proxy.api.body import ParsedBody
-from forebay.proxy.api.dialects.continuation import (
-    CannotContinue,
-    generated,
-    limited,
-    with_text,
-)
+from forebay.proxy.api.dialects.continuation import CannotContinue, generated, limited, with_text
 from forebay.proxy.api.fields import with_members
 from forebay.proxy.api.response_ids import FIELD as RESPONSE_ID
 from forebay.proxy.api.response_ids import ResponseIds

@@ -6,7 +6,7 @@ A timer for each chunk would cost 2.7 us a chunk.
 import asyncio
 import struct
 from contextlib import suppress
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
@@ -36,6 +36,7 @@ class StalledUpstream(OwnLimit):
     """The backend sent nothing for too long, or the proxy stopped waiting for it."""
 
 
+@dataclass(slots=True, eq=False)
 class Limit:
     """Ends a `with` block by TimeoutError at a time, or when `end` is called.
 
@@ -44,36 +45,27 @@ class Limit:
     Attributes:
         at: when to end the block, on the clock of the event loop.
         text: the limit and its key, such as "120 s (timeouts.first_token)".
+        limits: all limits whose blocks run.
         expired: `end` was called.
     """
 
-    __slots__ = ("_cancelling", "_limits", "_loop", "_task", "at", "expired", "text")
-
-    def __init__(
-        self, at: float, text: str, loop: asyncio.AbstractEventLoop, limits: "dict[Limit, None]"
-    ) -> None:
-        self.at = at
-        self.text = text
-        self._limits = limits
-        self._loop = loop  # get_running_loop() makes a system call (Python 3.11)
-        self.expired = False
-        self._cancelling = 0
-        self._task: asyncio.Task[object] | None = None
+    at: float
+    text: str
+    loop: asyncio.AbstractEventLoop  # get_running_loop() makes a system call (Python 3.11)
+    limits: "dict[Limit, None]"
+    expired: bool = False
+    _cancelling: int = 0
+    _task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> None:
-        task = self._task = asyncio.current_task(self._loop)
+        task = self._task = asyncio.current_task(self.loop)
         assert task is not None
         self._cancelling = task.cancelling()
-        self._limits[self] = None
+        self.limits[self] = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         task, self._task = self._task, None
-        del self._limits[self]
+        del self.limits[self]
         if self.expired and task is not None and ended_by_limit(task, self._cancelling, kind):
             raise TimeoutError from error
 
@@ -97,6 +89,7 @@ class Beating(Protocol):
         """Let the client hear something. Waits for nothing."""
 
 
+@dataclass(slots=True, eq=False)
 class TimeoutWatch:
     """One request under the watchdog: the peer that it waits for now, and since when.
 
@@ -107,39 +100,21 @@ class TimeoutWatch:
         untaken: bytes that the client had yet to take when it last made progress.
     """
 
-    __slots__ = (
-        "_watchdog",
-        "heard",
-        "link",
-        "reading_since",
-        "request",
-        "response",
-        "untaken",
-        "writing_since",
-    )
-
-    def __init__(
-        self,
-        request: web.BaseRequest,
-        response: UpstreamResponse | None,
-        watchdog: "Watchdog",
-        link: BackendLink | None,
-    ) -> None:
-        self._watchdog = watchdog
-        self.request = request
-        self.response = response
-        self.link = link
-        self.heard = False
-        self.untaken = 0
-        self.reading_since: float | None = None
-        self.writing_since: float | None = None
+    request: web.BaseRequest
+    response: UpstreamResponse | None
+    watchdog: "Watchdog"
+    link: BackendLink | None
+    heard: bool = False
+    untaken: int = 0
+    reading_since: float | None = None
+    writing_since: float | None = None
 
     def __enter__(self) -> "TimeoutWatch":
-        self._watchdog._watches.add(self)
+        self.watchdog._watches.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watchdog._watches.remove(self)
+        self.watchdog._watches.remove(self)
 
     async def pour(self, sink: Sink, chunk_sink: Sink | None = None) -> bool:
         """Pass the response to `sink` until it wants no more, then wait for the client.
@@ -147,7 +122,7 @@ class TimeoutWatch:
         Returns True at its end. Raises UpstreamFault, or ConnectionError if the client has left.
         """
         assert self.response is not None
-        self.reading_since = self._watchdog.clock()
+        self.reading_since = self.watchdog.clock()
         try:
             if await self.response.pour(sink, chunk_sink):
                 return True
@@ -155,7 +130,7 @@ class TimeoutWatch:
             self.reading_since = None
         if self.request.transport is None or self.request.transport.is_closing():
             raise ConnectionResetError
-        self.writing_since = self._watchdog.clock()
+        self.writing_since = self.watchdog.clock()
         await self.request.writer.drain()
         self.writing_since = None
         return False

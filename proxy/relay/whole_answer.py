@@ -6,6 +6,7 @@ framing, as in a stream. So no response takes more memory than WHOLE_BYTES and a
 """
 
 import re
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -60,6 +61,7 @@ async def read_small(
     return b"".join(pieces), True
 
 
+@dataclass(slots=True)
 class LargeAnswer:
     """A response whose beginning has come. `relay` sends it on while the rest comes.
 
@@ -70,53 +72,40 @@ class LargeAnswer:
         may_abort: it is sent on even if it says that the backend has aborted it.
     """
 
-    def __init__(
-        self,
-        incoming: web.BaseRequest,
-        link: BackendLink,
-        response: UpstreamResponse,
-        headers: dict[str, str],
-        listener: StreamListener,
-        watchdog: Watchdog,
-        *,
-        begin: bytes,
-        limit: int,
-        may_abort: bool = False,
-    ) -> None:
-        self._may_abort = may_abort
-        self._incoming = incoming
-        self._link = link
-        self._response = response
-        self._headers = headers
-        self._begin = begin
-        self._most = limit
-        self._left = limit - len(begin)
-        self._listener = listener
-        self._watchdog = watchdog
-        self._searched = b""
-        self._usage = b""
-        self._failed = False
-        self._limit = ""  # of this proxy, that ended it
+    incoming: web.BaseRequest
+    link: BackendLink
+    response: UpstreamResponse
+    headers: dict[str, str]
+    listener: StreamListener
+    watchdog: Watchdog
+    begin: bytes
+    limit: int
+    may_abort: bool = False
+    _size: int = 0  # bytes of the body so far
+    _searched: bytes = b""
+    _usage: bytes = b""
+    _failed: bool = False
+    _why: str = ""  # the limit of this proxy that ended it
 
     @property
     def status(self) -> int:
-        return self._response.status
+        return self.response.status
 
     def close(self) -> None:
         """Give the response up instead of sending it on."""
-        self._response.close()
+        self.response.close()
 
     async def relay(self) -> web.StreamResponse:
         """Send the response on to the client."""
-        passed = to_client(self._response.headers, self.status)
-        outgoing = web.StreamResponse(status=self.status, headers={**self._headers, **passed})
-        outgoing.content_length = self._response.length
-        with self._watchdog.watching(self._incoming, self._response, self._link) as watch:
-            clock = self._watchdog.clock
+        passed = to_client(self.response.headers, self.status)
+        outgoing = web.StreamResponse(status=self.status, headers={**self.headers, **passed})
+        outgoing.content_length = self.response.length
+        with self.watchdog.watching(self.incoming, self.response, self.link) as watch:
+            clock = self.watchdog.clock
             try:
                 watch.writing_since = clock()
-                await outgoing.prepare(self._incoming)
-                if self._incoming.method != "HEAD":
+                await outgoing.prepare(self.incoming)
+                if self.incoming.method != "HEAD":
                     await self._relay_body(outgoing, watch)
                     watch.writing_since = clock()
                 if self._failed:
@@ -127,23 +116,22 @@ class LargeAnswer:
             except CLIENT_LEFT:
                 pass
             finally:
-                self._response.close()
+                self.response.close()
         return outgoing
 
     async def _relay_body(self, outgoing: web.StreamResponse, watch: TimeoutWatch) -> None:
         # The bytes that came before the response began.
-        begin, self._begin = self._begin, b""
+        begin, self.begin = self.begin, b""
         self._search(begin)
         await outgoing.write(begin)
         del begin
         watch.writing_since = None
-        if self._incoming.transport is None:
+        if self.incoming.transport is None:
             raise ConnectionResetError
-        send_piece = piece_sink(self._incoming.transport, chunked=is_chunked(outgoing))
+        send_piece = piece_sink(self.incoming.transport, chunked=is_chunked(outgoing))
 
         def send(piece: bytes) -> bool:
-            self._link.heard = watch.heard = True
-            self._left -= len(piece)
+            self.link.heard = watch.heard = True
             self._search(piece)
             return not self._failed and send_piece(piece)
 
@@ -154,7 +142,7 @@ class LargeAnswer:
                     break
         except UpstreamFault as error:
             self._failed = True
-            self._limit = str(error) if isinstance(error, OwnLimit) else ""
+            self._why = str(error) if isinstance(error, OwnLimit) else ""
 
     def _search(self, piece: bytes) -> None:
         """Look for the usage and for the mark of an aborted response, and bound the size."""
@@ -169,20 +157,21 @@ class LargeAnswer:
                 self._usage = match[1]
                 break
             at = data.rfind(b'"usage"', 0, at)
-        at = -1 if self._may_abort else data.find(b'"abort"')
+        at = -1 if self.may_abort else data.find(b'"abort"')
         while at >= 0 and not self._failed:
             self._failed = _ENDS.search(data, max(0, at - 32), at) is not None
             at = data.find(b'"abort"', at + 1)
-        if self._left < 0:
-            self._failed, self._limit = True, str(AnswerTooLarge(self._most))
+        self._size += len(piece)
+        if self._size > self.limit:
+            self._failed, self._why = True, str(AnswerTooLarge(self.limit))
         self._searched = data[-KEPT_BYTES:]
 
     def _report_usage(self) -> None:
         usage = read_object(self._usage) if self._usage and self.status == 200 else None
         if usage is not None:
-            self._listener.usage(usage)
+            self.listener.usage(usage)
 
     def _cut(self) -> None:
-        self._listener.cut(self._limit)
-        if self._incoming.transport is not None:
-            self._incoming.transport.close()  # flushes the written bytes, which are too few
+        self.listener.cut(self._why)
+        if self.incoming.transport is not None:
+            self.incoming.transport.close()  # flushes the written bytes, which are too few

@@ -7,6 +7,7 @@ is llhttp's (httptools), which refuses what could be read in two ways.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 import httptools
@@ -223,6 +224,7 @@ class Connection(asyncio.Protocol):
             response.end(fault)
 
 
+@dataclass(slots=True, eq=False)
 class UpstreamResponse:
     """One response: its head, then its body. Close it after use.
 
@@ -231,34 +233,18 @@ class UpstreamResponse:
         headers: names in lower case.
     """
 
-    __slots__ = (
-        "_buffered",
-        "_buffered_bytes",
-        "_chunk_sink",
-        "_connection",
-        "_decoder",
-        "_ended",
-        "_fault",
-        "_paused",
-        "_sink",
-        "_waiter",
-        "headers",
-        "status",
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self._buffered: list[bytes] = []
-        self._buffered_bytes = 0
-        self._sink: Sink | None = None
-        self._chunk_sink: Sink | None = None
-        self._decoder: ContentDecoder | None = None
-        self._paused = False
-        self._ended = False
-        self._fault: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    _connection: Connection
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    _buffered: list[bytes] = field(default_factory=list)
+    _buffered_bytes: int = 0
+    _sink: Sink | None = None
+    _chunk_sink: Sink | None = None
+    _decoder: ContentDecoder | None = None
+    _paused: bool = False
+    _ended: bool = False
+    _fault: BaseException | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     @property
     def content_type(self) -> str:

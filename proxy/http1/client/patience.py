@@ -1,14 +1,11 @@
 """A time limit that does not count the time for which the proxy itself stood still."""
 
 import asyncio
-from types import TracebackType
 
 SLICES = 4  # slices of a limit; an event loop that is late by half a slice has stood still
 
 
-def ended_by_limit(
-    task: asyncio.Task[object], cancelling: int, kind: type[BaseException] | None
-) -> bool:
+def ended_by_limit(task: asyncio.Task[object], cancelling: int, kind: type | None) -> bool:
     """Take back a limit's cancellation of a task. True if it alone ended the block.
 
     Args:
@@ -26,18 +23,6 @@ class Patience:
     as many slices as the limit has: a block ends even where the loop is always late.
     """
 
-    __slots__ = (
-        "_cancelling",
-        "_due",
-        "_expired",
-        "_late",
-        "_left",
-        "_loop",
-        "_slice_s",
-        "_task",
-        "_timer",
-    )
-
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._slice_s = seconds / SLICES
@@ -51,12 +36,7 @@ class Patience:
         self._cancelling = task.cancelling()
         self._wait()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         self._timer.cancel()
         if self._expired and ended_by_limit(self._task, self._cancelling, kind):
             raise TimeoutError from error

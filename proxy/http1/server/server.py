@@ -57,6 +57,7 @@ class _Protocol(web.RequestHandler):
         "_head_timer",
         "_last_payload",
         "_length",
+        "_server",
         "_unparsed",
         "_waits",
         "_wire",
@@ -66,6 +67,7 @@ class _Protocol(web.RequestHandler):
 
     def __init__(self, server: "HttpServer", *, loop: asyncio.AbstractEventLoop, **kw: Any) -> None:
         super().__init__(server, loop=loop, **kw)
+        self._server = server
         self.address = ""
         self.idle: dict[_Protocol, None] = {}  # idle connections of this address
         self._broken = False  # it is not known where the next request begins
@@ -83,8 +85,7 @@ class _Protocol(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         super().connection_made(transport)
-        server = self._manager
-        assert isinstance(server, HttpServer)
+        server = self._server
         self.address = client_address(transport)
         self.idle = server.idle.opened(self.address)
         if server.open_connections > server.max_connections:
@@ -94,14 +95,12 @@ class _Protocol(web.RequestHandler):
                 return
             surplus._end(errors.too_many_connections())
         self.idle[self] = None
-        self._start_head_timer(server)
+        self._start_head_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         self._wire = None
-        server = self._manager
-        assert isinstance(server, HttpServer)
-        server.idle.closed(self, self.address)
+        self._server.idle.closed(self, self.address)
         if self._cut_timer is not None:
             self._cut_timer.cancel()
         super().connection_lost(exc)
@@ -121,10 +120,9 @@ class _Protocol(web.RequestHandler):
 
         A closed transport waits until its buffer is taken: for ever if the client never reads.
         """
-        wire, server = self._wire, self._manager
+        wire = self._wire
         if wire is not None and wire.is_closing() and self._cut_timer is None:
-            assert isinstance(server, HttpServer)
-            self._cut_timer = self._loop.call_later(server.client_write_s, wire.abort)
+            self._cut_timer = self._loop.call_later(self._server.client_write_s, wire.abort)
 
     def drop_rest(self) -> None:
         """Parse no more: the request is answered, and the connection closes in a while."""
@@ -148,9 +146,7 @@ class _Protocol(web.RequestHandler):
             self._received(data)
         else:
             self._receive_in_parts(data)
-        server = self._manager
-        if isinstance(server, HttpServer):
-            server.parsing_s += perf_counter() - began
+        self._server.parsing_s += perf_counter() - began
 
     def _left(self) -> int:
         """Return the bytes of a body of stated length that are still to come."""
@@ -178,10 +174,9 @@ class _Protocol(web.RequestHandler):
                 return
 
     def _wait_turn(self) -> None:
-        server = self._manager
-        if not self._waits and isinstance(server, HttpServer):
+        if not self._waits and self._wire is not None:
             self._waits = True
-            server.turns.wait(self._go_on)
+            self._server.turns.wait(self._go_on)
 
     def _pause_in_body(self, size: int) -> None:
         """Let others go on after a read of `size` bytes of a body, unless it soon ends."""
@@ -223,9 +218,7 @@ class _Protocol(web.RequestHandler):
             chunks = 0
             self._begin(last)
         elif data and in_head:
-            server = self._manager
-            if isinstance(server, HttpServer):
-                self._partial_head(server, len(data))
+            self._partial_head(len(data))
         payload = self._last_payload
         if payload is not None and not payload.is_eof():
             self._chunks += _chunks_of(payload) - chunks
@@ -250,16 +243,16 @@ class _Protocol(web.RequestHandler):
         elif not self._last_payload.is_eof():
             self._length = 0 if message.chunked else int(message.headers.get("content-length", 0))
 
-    def _partial_head(self, server: "HttpServer", size: int) -> None:
+    def _partial_head(self, size: int) -> None:
         self._head_bytes += size
-        if self._head_bytes > server.header_bytes + TARGET_BYTES:
+        if self._head_bytes > self._server.header_bytes + TARGET_BYTES:
             self._broken = True
             self._end(headers_too_large())
         elif self._head_timer is None:
-            self._start_head_timer(server)
+            self._start_head_timer()
 
-    def _start_head_timer(self, server: "HttpServer") -> None:
-        self._head_timer = self._loop.call_later(server.client_headers_s, self._too_slow)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self._loop.call_later(self._server.client_headers_s, self._too_slow)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -301,9 +294,8 @@ class _Protocol(web.RequestHandler):
         if request.writer is not None and request.writer.output_size > 0:
             raise ConnectionError("a response has begun: it can only be cut")
         if status >= 500:
-            server = self._manager
-            if isinstance(server, HttpServer):
-                server.failed(exc)
+            if self._wire is not None:
+                self._server.failed(exc)
             error = ApiError(500, "internal_error", "Internal error of the proxy.", SERVER)
             error.close = True
         else:
