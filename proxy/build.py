@@ -42,6 +42,7 @@ from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.metrics.scaling_metrics import ScalingMetrics
 from forebay.proxy.telemetry.observers import Telemetry
 from forebay.proxy.telemetry.recent_events import RecentEvents
+from forebay.traces.ground.event_loop import background
 
 
 class Builder:
@@ -81,18 +82,18 @@ class Builder:
         receipts = self.recorder.receipts
         metrics.registry.register(BackendMetrics(driver.shaper, backends.health, receipts))
         timeouts = config.timeouts
-        watchdog = await enter(Watchdog(timeouts.idle, timeouts.client_write))
+        watchdog = Watchdog(timeouts.idle, timeouts.client_write)
+        await enter(background(watchdog.run()))
         metrics.client_waits.of[("download",)].read = lambda: watchdog.untaken_s
         followers = await enter(Followers(config, driver, backends, self.say))
         return backends, watchdog, followers
 
     async def protection(self, metrics: ProxyMetrics) -> Protection:
         """Build the part that sheds load while the proxy itself is short of a resource."""
-        protection = await self.stack.enter_async_context(
-            Protection(
-                self.config.limits, self.say, metrics.lag.observe, strangers_s=self.port.strangers_s
-            )
+        protection = Protection(
+            self.config.limits, self.say, metrics.lag.observe, strangers_s=self.port.strangers_s
         )
+        await self.stack.enter_async_context(background(protection.run()))
         metrics.shedding.set_function(lambda: protection.shed)
         return protection
 

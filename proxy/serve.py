@@ -34,6 +34,7 @@ from forebay.proxy.telemetry.logs.tracing import Tracer
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.proxy.telemetry.recent_events import RecentEvents
 from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import background
 
 CHECK_CLIENTS_S = 0.05  # interval of the check whether the last client has left
 # Time to write error events after a drain that took too long. Clients that neither send nor read
@@ -171,7 +172,8 @@ async def _listen_on_both(
     # The servers of both ports.
     public, security, stop = services.port.server, services.security, asyncio.Event()
     assert public is not None
-    watch = await stack.enter_async_context(Watch(services, app=app, reloader=reloader))
+    watch = Watch(services, app=app, reloader=reloader)
+    await stack.enter_async_context(background(watch.run()))
     admin = HttpServer(Admin(services, watch, app=app, reloader=reloader, drain=stop.set).handle)
     at, tls = reloader.config.listen, security.tls.context if security.tls else None
     admin_host = at.effective_admin_host
@@ -183,8 +185,7 @@ async def _listen_on_both(
         stack, admin, admin_host, at.admin_port, key="admin_port", reuse_port=at.reuse_port
     )
     # Renew keys and certificates while the proxy runs.
-    renewal = asyncio.create_task(security.watch(reloader.say))
-    stack.push_async_callback(_cancel, renewal)
+    await stack.enter_async_context(background(security.watch(reloader.say)))
     return Proxy(
         app=app,
         driver=services.driver,
@@ -218,8 +219,3 @@ async def _listen(
         raise listen_fault(key, host, port, error) from error
     stack.push_async_callback(runner.cleanup)
     return runner, real_port
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

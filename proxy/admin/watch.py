@@ -6,7 +6,6 @@ and `forebay explain` show the cause first.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +46,7 @@ class SeenCheck:
 
 
 class Watch:
-    """Runs the checks while its block runs. Use as a context."""
+    """Runs the checks, and keeps their findings."""
 
     def __init__(self, services: Services, *, app: App, reloader: Reloader) -> None:
         self._services = services
@@ -59,16 +58,6 @@ class Watch:
         self._seen: dict[str, SeenCheck] = {}
         self._asked = 0  # number of the backend that is asked next
         self._failed = False
-        self._task: asyncio.Task[None]
-
-    async def __aenter__(self) -> "Watch":
-        self._task = asyncio.create_task(self._run(), name="watch")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
     def status(self) -> dict[str, Any]:
         """Return the JSON of `/status`, with the findings of the last look."""
@@ -153,7 +142,8 @@ class Watch:
             self._services, self._app, self._reloader, uptime_s=self._clock() - self._started_at
         )
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Look again and again."""
         while True:
             await asyncio.sleep(EVERY_S)
             try:

@@ -137,7 +137,7 @@ class TimeoutWatch:
 
 
 class Watchdog:
-    """Checks the watched requests. Use as a context around the life of the proxy.
+    """Checks the watched requests while `run` runs: as long as the proxy lives.
 
     Attributes:
         clock: the time of the event loop.
@@ -150,7 +150,6 @@ class Watchdog:
         self._idle_s = idle_s
         self._client_write_s = client_write_s
         self._watches: set[TimeoutWatch] = set()
-        self._task: asyncio.Task[None] | None = None
         self._limits: dict[Limit, None] = {}  # in order of their blocks' start
         self._loop = asyncio.get_running_loop()
         self.clock = self._loop.time
@@ -159,15 +158,6 @@ class Watchdog:
 
     def reconfigure(self, idle_s: float, client_write_s: float) -> None:
         self._idle_s, self._client_write_s = idle_s, client_write_s
-
-    async def __aenter__(self) -> "Watchdog":
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
 
     def watching(
         self,
@@ -193,7 +183,8 @@ class Watchdog:
             if watch.response is not None:
                 watch.response.fail(StalledUpstream(why))
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Look at the watched requests again and again."""
         looked_at = self.clock()
         while True:
             await asyncio.sleep(TICK_S)

@@ -78,7 +78,7 @@ def refused(service_class: ServiceClass, shed: int) -> bool:
 
 
 class Protection:
-    """Sheds classes while resources are short. Use as a context around the life of the proxy.
+    """Sheds classes while resources are short, and `run` runs: as long as the proxy lives.
 
     Attributes:
         shed: number of classes that are rejected now.
@@ -104,7 +104,6 @@ class Protection:
         self._read = read or self._measure
         self.strangers_s = strangers_s
         self._lags: deque[float] = deque(maxlen=LAG_STEPS)
-        self._task: asyncio.Task[None] | None = None
         self._resident_bytes = 0.0  # at the last reading
         self.reconfigure(limits)
         self.reading = Reading()
@@ -116,15 +115,6 @@ class Protection:
 
     def rejects(self, service_class: ServiceClass) -> bool:
         return self.shed > 0 and refused(service_class, self.shed)
-
-    async def __aenter__(self) -> "Protection":
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
 
     def decide(self) -> None:
         """Measure once, and decide which classes to shed."""
@@ -141,7 +131,8 @@ class Protection:
             line = "no longer overloaded: all service classes are accepted"
             self._say(LogEvent.OVERLOAD_OVER, line)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Measure and decide again and again."""
         clock = asyncio.get_running_loop().time
         steps = 0
         while True:

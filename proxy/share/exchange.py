@@ -28,6 +28,7 @@ from forebay.proxy.share.wire import (
     decode,
     encode,
 )
+from forebay.traces.ground.event_loop import background
 
 PERIOD_S = 0.1
 FIRST_TURNS = 30  # without a connection since the start, this is said after 3 s
@@ -257,13 +258,9 @@ async def exchanging(
     async with AsyncExitStack() as stack:
         for link in links:
             await stack.enter_async_context(link.listen(exchange.heard))
-        task = asyncio.create_task(exchange.run())
-        try:
-            yield exchange
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            exchange.close()
+        stack.callback(exchange.close)
+        await stack.enter_async_context(background(exchange.run()))
+        yield exchange
 
 
 def _utc(at: float) -> str:

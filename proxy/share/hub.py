@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from forebay.proxy.share.wire import MOST_BYTES
+from forebay.traces.ground.event_loop import background
 
 REPORT, HELLO, BEAT = b"B", b"H", b"L"
 BEAT_S = 1.0  # apart from reports, whose own faults must not look like a worker that hangs
@@ -61,12 +62,10 @@ class HubLink:
                 await asyncio.sleep(BEAT_S)
 
         loop.add_reader(self._end, readable)
-        beating = asyncio.create_task(beat())
         try:
-            yield
+            async with background(beat()):
+                yield
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
             loop.remove_reader(self._end)
 
     def close(self) -> None:

@@ -6,12 +6,13 @@ slowly. A proxy receives its own messages, so silence means that the subscriptio
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import background
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -54,14 +55,8 @@ class RedisLink:
         self._latest = data  # replaces an older one, which holds no more
         self._ready.set()
 
-    @asynccontextmanager
-    async def listen(self, heard: Callable[[bytes], None]) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._connect_forever(heard))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    def listen(self, heard: Callable[[bytes], None]) -> AbstractAsyncContextManager[None]:
+        return background(self._connect_forever(heard))
 
     async def _connect_forever(self, heard: Callable[[bytes], None]) -> None:
         """Connect, and reconnect with growing delays."""

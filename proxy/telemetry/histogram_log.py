@@ -11,6 +11,7 @@ from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.telemetry.logs.usage_ledger import open_at_once, why_not
 from forebay.proxy.telemetry.metrics.proxy_metrics import ProxyMetrics
 from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.event_loop import background
 from forebay.traces.ground.hlog import HlogWriter, IntervalLog
 
 HLOG_INTERVAL_S = 1.0
@@ -65,10 +66,8 @@ async def histogram_log(path: Path | None, metrics: ProxyMetrics, say: Say) -> A
             attempt(flush)
 
     log = metrics.log = IntervalLog(HlogWriter(stream, time.time(), ["forebay proxy: TTFT"]))
-    task = asyncio.create_task(flush_each_interval())
     try:
-        yield
+        async with background(flush_each_interval()):
+            yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         attempt(close)

@@ -12,6 +12,7 @@ from stages.raw_client import BODY, CLOSE, HOST, POST, ask, before_oracle, conne
 from forebay.proxy.config.sections import Limits
 from forebay.proxy.http1.server.server import MOST_CHUNKS
 from forebay.proxy.runtime.load_shedding import Protection
+from forebay.traces.ground.event_loop import background
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
@@ -87,7 +88,8 @@ class TestWhoseLoad:
     async def test_work_for_strangers_is_no_reason_to_shed(self, strangers: bool) -> None:
         """A loop that is always 80 ms late: shedding helps if known clients make it so."""
         spent = 0.0
-        async with Protection(Limits(loop_lag=0.01), Said(), lambda _: None) as protection:
+        protection = Protection(Limits(loop_lag=0.01), Said(), lambda _: None)
+        async with background(protection.run()):
             if strangers:
                 protection.strangers_s = lambda: spent
             for _ in range(8):

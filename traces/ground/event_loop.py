@@ -4,8 +4,9 @@ import asyncio
 import atexit
 import gc
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT")  # nginx takes the last one for a graceful end
 COLLECTIONS = (1_000, 50, 10)  # new objects for a collection, young collections for an older one
@@ -55,6 +56,17 @@ def on_signal(name: str, act: Callable[[], object]) -> None:
 
     if name in signal.Signals.__members__:  # Windows has no SIGHUP
         signal.signal(signal.Signals[name], handle)
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine while the block runs. The end of the block cancels it, and waits for it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextmanager

@@ -5,10 +5,12 @@ an hour of snapshots takes about half a MiB.
 """
 
 import asyncio
-import contextlib
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from forebay.traces.ground.event_loop import background
 
 EVERY_S = 30.0
 TICK_S = 5.0
@@ -55,15 +57,9 @@ class PastMetrics:
         full = len(self._kept) == self._kept.maxlen
         return None if chosen is None or (chosen[0] > before and not full) else chosen
 
-    @contextlib.asynccontextmanager
-    async def kept(self, *ticks: Callable[[float], None]) -> AsyncIterator[None]:
+    def kept(self, *ticks: Callable[[float], None]) -> AbstractAsyncContextManager[None]:
         """Take snapshots while the block runs. `ticks` are called with the time, more often."""
-        taking = asyncio.create_task(self._run(ticks))
-        try:
-            yield
-        finally:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+        return background(self._run(ticks))
 
     async def _run(self, ticks: Sequence[Callable[[float], None]]) -> None:
         taken_at = self._clock()

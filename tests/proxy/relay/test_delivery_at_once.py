@@ -7,6 +7,7 @@ from aiohttp import web, web_response
 
 from forebay.proxy.relay import delivery
 from forebay.proxy.relay.timeouts import Watchdog
+from forebay.traces.ground.event_loop import background
 
 OURS = {"x-request-id": "a1", "Server": "forebay"}
 RESPONSES = {
@@ -44,7 +45,8 @@ async def answered(request: bytes, kind: str, *, force_close: bool) -> bytes:
         await delivery.send_whole(incoming, response, watchdog)
         return response
 
-    async with Watchdog(10.0, 10.0) as watchdog:
+    watchdog = Watchdog(10.0, 10.0)
+    async with background(watchdog.run()):
         loop = asyncio.get_running_loop()
         server = await loop.create_server(web.Server(handle, access_log=None), "127.0.0.1", 0)
         async with server:

@@ -13,6 +13,7 @@ from forebay.proxy.core.model import ServiceClass
 from forebay.proxy.log_events import INFO, WARNING
 from forebay.proxy.runtime.load_shedding import Protection, Reading, next_shed, refused
 from forebay.proxy.runtime.memory import memory_limit, resident_bytes
+from forebay.traces.ground.event_loop import background
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,8 @@ async def test_the_task_samples_lag_and_decides_once_a_second() -> None:
         asked.append(lag_p99_s)
         return readings.pop(0) if readings else Reading()
 
-    async with Protection(Limits(), said, lags.append, read) as protection:
+    protection = Protection(Limits(), said, lags.append, read)
+    async with background(protection.run()):
         shed = []
         for _ in range(4):
             await asyncio.sleep(1.1)
@@ -122,7 +124,7 @@ async def test_only_what_the_process_computes_counts_as_too_much_to_do(computes:
         asked.append(lag_p99_s)
         return Reading()
 
-    async with Protection(Limits(), print, lags.append, read):
+    async with background(Protection(Limits(), print, lags.append, read).run()):
         while not asked:
             await asyncio.sleep(0.03)
             hold_up()
