@@ -25,7 +25,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.core.model import Reject, Request
 from forebay.proxy.driver import Rejected
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.error_response import error_response
+from forebay.proxy.http1.error_response import error_response, json_response
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, SERVER, request_id
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
@@ -356,7 +356,7 @@ class App:
         permitted = permitted_models(self._config, record.tenant, models)
         own_page = permitted is not None or (models.listed and models.matter)
         if path == MODELS and own_page and request.method != "POST":
-            return web.Response(body=models.page(permitted), content_type="application/json")
+            return json_response(models.page(permitted))
         # Charge the tenant's quota by the length of the body, since no queue does.
         form = path in FORMS and is_form(request.headers.get("content-type", ""))
         works = request.method == "POST" and path not in ENGINELESS and not kept_id

@@ -9,7 +9,6 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-import orjson
 from aiohttp import web
 
 from forebay.proxy.admin.backend_facts import backend_facts
@@ -19,7 +18,7 @@ from forebay.proxy.admin.watch import RECENT_S, Watch
 from forebay.proxy.app import App
 from forebay.proxy.diagnose.receipt_text import receipt_fields
 from forebay.proxy.http1 import errors
-from forebay.proxy.http1.error_response import error_response
+from forebay.proxy.http1.error_response import error_response, json_response
 from forebay.proxy.http1.errors import CLIENT, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.cross_origin import cross_site_refusal
@@ -87,7 +86,7 @@ class Admin:
                 return self._explain(id_)
             case "GET", "/status" | "/history" as path:
                 fields = {"/status": self._watch.status, "/history": self._history}[path]()
-                return web.Response(body=orjson.dumps(fields), content_type="application/json")
+                return json_response(fields)
             case "GET", "/requests":
                 return self._list(request)
             case "GET", "/backends" | "/capture" as path:
@@ -136,7 +135,7 @@ class Admin:
             "draining": backends.links[name].drained,
             "in_flight": len(backend.in_flight) + backend.passing,
         }
-        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+        return json_response(fields)
 
     async def _reload(self) -> web.Response:
         result = await self._reloader.reload()
@@ -152,21 +151,18 @@ class Admin:
         if not matches:
             return unknown_request(request_id, receipts.keep)
         same_id = [receipt.id for receipt in matches[1 : SAME_ID + 1]]
-        body = orjson.dumps(receipt_fields(matches[0], now, receipts.keep, same_id))
-        return web.Response(body=body, content_type="application/json")
+        return json_response(receipt_fields(matches[0], now, receipts.keep, same_id))
 
     async def _facts(self, request: web.BaseRequest) -> web.Response:
         """Answer with what each backend says of itself."""
-        facts = await backend_facts(self._services.backends)
-        return web.Response(body=orjson.dumps(facts), content_type="application/json")
+        return json_response(await backend_facts(self._services.backends))
 
     async def _capture(self, request: web.BaseRequest) -> web.Response:
         """Answer with a part of the captured traffic, from the byte of `offset` on."""
         capture, text = self._services.capture, query_of(request).get("offset", ["0"])[0]
         if capture is None or not text.isdecimal() or len(text) > MOST_DIGITS:
             what = "no capture.path is set" if capture is None else "offset: give bytes"
-            body = error_body(f"{what}.", CLIENT, BAD_QUERY)
-            return web.Response(status=400, body=body, content_type="application/json")
+            return json_response(error_body(f"{what}.", CLIENT, BAD_QUERY), 400)
         part = await asyncio.to_thread(capture.part, int(text))
         return web.Response(body=part, content_type="application/x-ndjson")
 
@@ -180,24 +176,20 @@ class Admin:
             since_s = RECENT_S if fields["since_s"] is None else fields["since_s"]
             fields["findings"] = self._watch.findings(min(RECENT_S, since_s))
         except BadQuery as error:
-            body = error_body(str(error), CLIENT, BAD_QUERY)
-            return web.Response(status=400, body=body, content_type="application/json")
-        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+            return json_response(error_body(str(error), CLIENT, BAD_QUERY), 400)
+        return json_response(fields)
 
     async def _preview(self, request: web.BaseRequest) -> web.Response:
         """Answer with the decision about the body, as if its tenant had sent it now."""
         tenant = query_of(request).get("tenant", [""])[0]
         try:
+            services, config = self._services, self._reloader.config
             fields = await preview_fields(
-                request,
-                tenant,
-                services=self._services,
-                app=self._app,
-                config=self._reloader.config,
+                request, tenant, services=services, app=self._app, config=config
             )
         except ApiError as error:
             return error_response(error, request_id(request.headers))
-        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+        return json_response(fields)
 
 
 def wrong_request(request: web.BaseRequest) -> web.Response:
@@ -253,8 +245,7 @@ def named_backend(path: str) -> tuple[str, str] | None:
 def unknown_backend(name: str, names: Iterable[str]) -> web.Response:
     """Return a 404 that names the configured backends."""
     message = f"No backend {name[:MOST_SHOWN]!r}. There are: {shortlist(names)}."
-    body = error_body(message, CLIENT, "unknown_backend", "name")
-    return web.Response(status=404, body=body, content_type="application/json")
+    return json_response(error_body(message, CLIENT, "unknown_backend", "name"), 404)
 
 
 def query_of(request: web.BaseRequest) -> Mapping[str, Sequence[str]]:
@@ -272,5 +263,4 @@ def unknown_request(request_id: str, keep: int) -> web.Response:
         f"No request {request_id[:MOST_SHOWN]!r} is remembered. A proxy remembers the last {keep} "
         "ended requests that reached its queue (metrics.receipts), until it restarts."
     )
-    body = error_body(message, CLIENT, "unknown_request", "request")
-    return web.Response(status=404, body=body, content_type="application/json")
+    return json_response(error_body(message, CLIENT, "unknown_request", "request"), 404)

@@ -1,13 +1,21 @@
-"""Errors as HTTP responses, of aiohttp or as bytes."""
+"""JSON and errors as HTTP responses, of aiohttp or as bytes."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
+import orjson
 from aiohttp import web
 
 from forebay.proxy.http1.errors import ApiError
 from forebay.proxy.http1.headers import REQUEST_ID, request_id
 from forebay.proxy.http1.headers import SERVER as SERVER_NAME
+
+
+def json_response(fields: Any, status: int = 200) -> web.Response:
+    """Return a response with these fields, or with bytes that are JSON already."""
+    body = fields if isinstance(fields, bytes) else orjson.dumps(fields)
+    return web.Response(status=status, body=body, content_type="application/json")
 
 
 def error_response(

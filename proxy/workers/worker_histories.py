@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ADDED = ("requests", "rejected", "left", "failed", "prompt_tokens")
-LARGEST = (
-    "ttft_p50_s",
-    "ttft_p95_s",
-    "ttft_p99_s",
-)  # quantiles cannot be added: the largest of a worker stands
+LARGEST = ("ttft_p50_s", "ttft_p95_s", "ttft_p99_s")
+"""Quantiles cannot be added: the largest of a worker stands."""
 
 
 def added_up(histories: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ that does not answer in time is left out and reported as down.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -28,7 +29,7 @@ from forebay.proxy.admin.port import (
 )
 from forebay.proxy.admin.request_list import DEFAULT_ROWS, by_count, ordered, outcomes_of_all
 from forebay.proxy.admin.watch import of_all_workers
-from forebay.proxy.http1.error_response import error_response
+from forebay.proxy.http1.error_response import error_response, json_response
 from forebay.proxy.http1.errors import SERVER, ApiError, error_body
 from forebay.proxy.http1.headers import request_id
 from forebay.proxy.http1.server.byte_budget import ByteBudget, RequestMemory
@@ -80,13 +81,13 @@ class WorkersAdmin:
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
             case "GET", "/status" if (id_ := requested_id(request)) is not None:
-                return await self._explain(id_)
+                return await self._combined(f"/status?request={quote(id_, safe='')}", latest_of)
             case "GET", "/status":
-                return web.Response(
-                    body=orjson.dumps(await self._status()), content_type="application/json"
-                )
-            case "GET", "/history" | "/requests" as path:
-                return await {"/history": self._history, "/requests": self._list}[path](request)
+                return json_response(await self._status())
+            case "GET", "/history":
+                return await self._combined(request.raw_path, added_up)
+            case "GET", "/requests":
+                return await self._combined(request.raw_path, partial(one_list, request))
             case "GET", "/backends":
                 return await self._first("GET", request.raw_path)
             case "POST", "/preview":
@@ -134,14 +135,14 @@ class WorkersAdmin:
         if not good:
             status, body = next(iter(answers.values()), (0, b""))
             if status == 404:
-                return web.Response(status=404, body=body, content_type="application/json")
+                return json_response(body, 404)
             return _no_answer(answers)
         if state == "drain":
             self._drained.add(path)
         else:
             self._drained.discard(path.removesuffix(state) + "drain")
         fields = {**good[0], "in_flight": sum(answer["in_flight"] for answer in good)}
-        return web.Response(body=orjson.dumps(fields), content_type="application/json")
+        return json_response(fields)
 
     async def _keep_drained(self) -> None:
         """Tell workers that have started since which backends are out of use."""
@@ -150,44 +151,13 @@ class WorkersAdmin:
             for path in list(self._drained):
                 await self._ask(path, "POST")
 
-    async def _explain(self, request_id: str) -> web.Response:
-        """Answer with the decisions of the worker that had the request, the latest of several."""
-        answers = await self._ask(f"/status?request={quote(request_id, safe='')}")
+    async def _combined(
+        self, target: str, combine: Callable[[dict[int, Any]], dict[str, Any]]
+    ) -> web.Response:
+        """Answer with one object, made of the objects of all workers that have one."""
+        answers = await self._ask(target)
         good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not good:
-            return _no_answer(answers)
-        latest = min(good, key=lambda index: good[index]["age_s"])
-        same_id = [good[i]["request"] for i in good if i != latest] + good[latest]["same_id"]
-        body = orjson.dumps({**good[latest], "same_id": same_id, "worker": latest})
-        return web.Response(body=body, content_type="application/json")
-
-    async def _list(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the requests of all workers, in one order."""
-        answers = await self._ask(request.raw_path)
-        good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not good:
-            return _no_answer(answers)
-        lists = list(good.values())
-        rows = [{**row, "worker": i} for i, part in good.items() for row in part["requests"]]
-        count = int(float(query_of(request).get("count", [str(DEFAULT_ROWS)])[0]))
-        sums: dict[str, Any] = {
-            key: sum(part[key] for part in lists) for key in ("remembered", "considered", "unseen")
-        }
-        rejected = sum((Counter(part["by_tenant"]) for part in lists), Counter[str]())
-        sums["by_tenant"] = by_count(rejected)
-        sums["outcomes"] = outcomes_of_all([part["outcomes"] for part in lists])
-        sums["findings"] = of_all_workers([part["findings"] for part in lists])
-        fields = {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
-        return web.Response(body=orjson.dumps(fields), content_type="application/json")
-
-    async def _history(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the last minute and the events of all workers, and samples by worker."""
-        answers = await self._ask(request.raw_path)
-        good = {i: orjson.loads(body) for i, (status, body) in answers.items() if status == 200}
-        if not good:
-            return _no_answer(answers)
-        body = orjson.dumps(added_up(good))
-        return web.Response(body=body, content_type="application/json")
+        return json_response(combine(good)) if good else _no_answer(answers)
 
     async def _preview(self, request: web.BaseRequest) -> web.Response:
         """Answer with the decision about a body by the first worker that responds."""
@@ -212,11 +182,7 @@ class WorkersAdmin:
                     method, worker.admin_url + target, data=body or None, headers=passed
                 )
                 async with call as answer:
-                    return web.Response(
-                        status=answer.status,
-                        body=await answer.read(),
-                        content_type="application/json",
-                    )
+                    return json_response(await answer.read(), answer.status)
             except (aiohttp.ClientError, OSError, TimeoutError):
                 continue
         return _no_answer({})
@@ -294,12 +260,34 @@ class WorkersAdmin:
         )
 
 
+def latest_of(receipts: dict[int, Any]) -> dict[str, Any]:
+    """Return the decisions of the worker that had the request, the latest of several."""
+    latest = min(receipts, key=lambda index: receipts[index]["age_s"])
+    same_id = [receipts[i]["request"] for i in receipts if i != latest]
+    same_id += receipts[latest]["same_id"]
+    return {**receipts[latest], "same_id": same_id, "worker": latest}
+
+
+def one_list(request: web.BaseRequest, parts: dict[int, Any]) -> dict[str, Any]:
+    """Return the requests of all workers in one order."""
+    lists = list(parts.values())
+    rows = [{**row, "worker": i} for i, part in parts.items() for row in part["requests"]]
+    count = int(float(query_of(request).get("count", [str(DEFAULT_ROWS)])[0]))
+    sums: dict[str, Any] = {
+        key: sum(part[key] for part in lists) for key in ("remembered", "considered", "unseen")
+    }
+    rejected = sum((Counter(part["by_tenant"]) for part in lists), Counter[str]())
+    sums["by_tenant"] = by_count(rejected)
+    sums["outcomes"] = outcomes_of_all([part["outcomes"] for part in lists])
+    sums["findings"] = of_all_workers([part["findings"] for part in lists])
+    return {**lists[0], **sums, "requests": ordered(rows, lists[0]["by"], count)}
+
+
 def _no_answer(answers: Mapping[int, tuple[int, bytes]]) -> web.Response:
     """Return why there is no result: all workers give the same reason, or none responds."""
     for status, body in answers.values():
-        return web.Response(status=status, body=body, content_type="application/json")
-    body = error_body("No worker responds.", SERVER, "no_worker")
-    return web.Response(status=503, body=body, content_type="application/json")
+        return json_response(body, status)
+    return json_response(error_body("No worker responds.", SERVER, "no_worker"), 503)
 
 
 class _Collected:
