@@ -22,7 +22,7 @@ from forebay.proxy.core.model import BackendSpec
 from forebay.proxy.log_events import LogEvent, Say
 from forebay.proxy.routing import live_options
 from forebay.proxy.runtime import systemd
-from forebay.proxy.security.guards import LoadedSecurity
+from forebay.proxy.security.guards import LoadedSecurity, file_stamp
 from forebay.proxy.services import Services
 from forebay.traces.ground.errors import InputError
 
@@ -290,7 +290,7 @@ class Reloader:
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         """Return a stamp for each watched file that changes with it, or None without a file."""
-        return [_stamp(path) for path in self._watched()]
+        return [file_stamp(path) for path in self._watched()]
 
     def _watched(self) -> list[Path]:
         return [path for path in (self._watch, self._read.backends_file) if path is not None]
@@ -317,14 +317,6 @@ class Reloader:
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 def _digests(path: Path) -> list[bytes]:

@@ -58,30 +58,24 @@ class _Here:
     active: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class PassedOn:
     """Gives slots to requests that pass no queue.
 
-    Args:
+    Attributes:
         patience_s: returns how long a request may wait for its slot.
         load_status: returns the status of a request that got no slot.
         observes: returns whether every request gets its slot at once.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        patience_s: Callable[[], float],
-        load_status: Callable[[], int],
-        observes: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._driver = driver
-        self._patience_s = patience_s
-        self._load_status = load_status
-        self._observes = observes
-        self._here: dict[str, _Here] = {}
-        self._waited_for: set[str] = set()  # backends with waiting requests
-        self._timer: asyncio.TimerHandle | None = None
-        self._refusal: Callable[[], Exception] | None = None
+    driver: Driver
+    patience_s: Callable[[], float]
+    load_status: Callable[[], int]
+    observes: Callable[[], bool] = lambda: False
+    _here: dict[str, _Here] = field(default_factory=dict)
+    _waited_for: set[str] = field(default_factory=set)  # backends with waiting requests
+    _timer: asyncio.TimerHandle | None = None
+    _refusal: Callable[[], Exception] | None = None
 
     def _at(self, backend: str) -> _Here:
         here = self._here.get(backend)
@@ -92,7 +86,7 @@ class PassedOn:
     def seen(self, backend: str, tenant: str) -> None:
         """A request of this tenant has been sent to the backend."""
         here = self._at(backend)
-        now = self._driver.clock()
+        now = self.driver.clock()
         here.active.pop(tenant, None)
         here.active[tenant] = now
         while here.active and (first := next(iter(here.active))) != tenant:
@@ -122,7 +116,7 @@ class PassedOn:
             self._leave(lease)
 
     def _take(self, name: str, tenant: str, tokens: int) -> _Lease:
-        backend, here = self._driver.shaper.backends.get(name), self._here[name]
+        backend, here = self.driver.shaper.backends.get(name), self._here[name]
         self.seen(name, tenant)
         here.tokens[tenant] += tokens
         here.count[tenant] += 1
@@ -155,13 +149,13 @@ class PassedOn:
                         waiter.future.set_exception(refusal())
 
     def _fits(self, name: str, here: _Here, tenant: str, tokens: int) -> bool:
-        backend = self._driver.shaper.backends.get(name)
-        if backend is None or not backend.up or self._observes():
+        backend = self.driver.shaper.backends.get(name)
+        if backend is None or not backend.up or self.observes():
             return True  # the attempt fails at once, and goes elsewhere
         slots = backend.spec.max_concurrency
         if backend.running >= slots:
             return False
-        since = self._driver.clock() - ACTIVE_S
+        since = self.driver.clock() - ACTIVE_S
         if not tenant or not any(
             at > since for other, at in here.active.items() if other != tenant
         ):
@@ -179,7 +173,7 @@ class PassedOn:
         self._waited_for.add(link.name)
         self._look_again()
         try:
-            async with asyncio.timeout(self._patience_s()):
+            async with asyncio.timeout(self.patience_s()):
                 return await waiter.future
         except BaseException as error:
             if waiter.lease is not None:  # it was granted as the client left, or too late
@@ -189,7 +183,7 @@ class PassedOn:
                 if not line:
                     del waiting[tenant]
             if isinstance(error, TimeoutError):
-                raise errors.no_slot(self._load_status()) from None
+                raise errors.no_slot(self.load_status()) from None
             raise
 
     def _grant(self, name: str) -> None:
@@ -229,4 +223,4 @@ class PassedOn:
 
     def _pass_by(self, backend: Backend | None, count: int) -> None:
         if backend is not None:
-            self._driver.change(lambda core, now: core.changes.pass_by(backend, count, now))
+            self.driver.change(lambda core, now: core.changes.pass_by(backend, count, now))

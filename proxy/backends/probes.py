@@ -60,10 +60,11 @@ class _Logged:
     faults: set[str] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class Prober:
     """Probes each backend in a task of its own.
 
-    Args:
+    Attributes:
         health: gets the outcome of each probe.
         clock: the time of the event loop.
         say: logs a line.
@@ -72,32 +73,19 @@ class Prober:
             second argument is True if it reported a size.
         models_known: called when a backend has other models than before.
         salts_known: called when it is known on which paths a backend drops salts.
-
-    Attributes:
         tasks: the task of each backend, by its name.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        health: Health,
-        clock: Callable[[], float],
-        say: Say,
-        after_probe: Callable[[BackendLink], None],
-        size_known: Callable[[BackendLink, bool], None],
-        models_known: Callable[[BackendLink], None],
-        salts_known: Callable[[BackendLink], None],
-    ) -> None:
-        self.config = config
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-        self._health = health
-        self._clock = clock
-        self._say = say
-        self._after_probe = after_probe
-        self._size_known = size_known
-        self._models_known = models_known
-        self._salts_known = salts_known
-        self._shared = SharedGets()  # by the lanes of one server
+    config: Config
+    health: Health
+    clock: Callable[[], float]
+    say: Say
+    after_probe: Callable[[BackendLink], None]
+    size_known: Callable[[BackendLink, bool], None]
+    models_known: Callable[[BackendLink], None]
+    salts_known: Callable[[BackendLink], None]
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _shared: SharedGets = field(default_factory=SharedGets)  # by the lanes of one server
 
     def start(self, link: BackendLink) -> None:
         self.tasks[link.name] = asyncio.create_task(self._run(link))
@@ -118,8 +106,8 @@ class Prober:
         """
         try:
             problem = await self._ask_health(link)
-            comes_up = self._health.state(link.name) in SILENT  # perhaps with another size
-            now = self._clock()
+            comes_up = self.health.state(link.name) in SILENT  # perhaps with another size
+            now = self.clock()
             questions = (
                 (link.may_sleep, self._ask_asleep),
                 (now >= link.ask_size_at, self._ask_size),
@@ -167,27 +155,27 @@ class Prober:
     async def _probe(self, link: BackendLink, logged: _Logged) -> None:
         link.heard = False
         problem = await self.check(link)
-        now = self._clock()
+        now = self.clock()
         if problem is None:
-            self._health.probe_passed(link.name, now)
+            self.health.probe_passed(link.name, now)
         elif problem == SHORT:  # this proves nothing about the backend
             if not logged.short:
                 self._say_unprobed(link, SHORT)
         elif problem == ASLEEP:
-            self._health.fell_asleep(link.name, now)
+            self.health.fell_asleep(link.name, now)
         # While a backend sends responses, a late /health only proves that it is busy.
         elif not (link.heard and problem.startswith(LATE)):
-            self._health.probe_failed(link.name, problem, now)
+            self.health.probe_failed(link.name, problem, now)
             if problem.startswith(INTERNAL):
                 self._say_fault(link, logged, problem)
             elif not link.up and not logged.problem:
                 line = f"is unreachable ({problem}); it will be used once it answers"
                 name = link.name
-                self._say(LogEvent.BACKEND_UNREACHABLE, f"backend {name} {line}", name)
+                self.say(LogEvent.BACKEND_UNREACHABLE, f"backend {name} {line}", name)
         logged.short = problem == SHORT
         logged.problem = logged.problem or not (logged.short or problem is None)
         link.probed.set()
-        self._after_probe(link)
+        self.after_probe(link)
 
     def _say_fault(self, link: BackendLink, logged: _Logged, fault: str) -> None:
         if fault not in logged.faults:
@@ -196,7 +184,7 @@ class Prober:
 
     def _say_unprobed(self, link: BackendLink, why: str) -> None:
         name = link.name
-        self._say(LogEvent.BACKEND_UNPROBED, f"backend {name} cannot be probed: {why}", name)
+        self.say(LogEvent.BACKEND_UNPROBED, f"backend {name} cannot be probed: {why}", name)
 
     async def _ask_health(self, link: BackendLink) -> str | None:
         try:
@@ -260,11 +248,11 @@ class Prober:
         configured = self.config.affinity.kv_tokens  # again: a reload may have come in between
         size = reported if configured == "auto" else float(configured)
         if size is None:  # the known size stands: a restart seldom changes it
-            link.ask_size_at = self._clock() + SIZE_RETRY_S
+            link.ask_size_at = self.clock() + SIZE_RETRY_S
         else:
             link.kv_tokens, link.ask_size_at = size, inf
         if link.up:
-            self._size_known(link, size is not None)
+            self.size_known(link, size is not None)
         return None
 
     def _compare_ranks(self, link: BackendLink, has: int) -> None:
@@ -272,13 +260,13 @@ class Prober:
         ranks = link.config.data_parallel
         if has > ranks and not rank_of(link.config):
             line = f"its server has {has} data-parallel ranks: set data_parallel: {has}"
-            self._say(LogEvent.CONFIG_CONTRADICTS, f"backend {link.name}: {line}")
+            self.say(LogEvent.CONFIG_CONTRADICTS, f"backend {link.name}: {line}")
 
     async def ask_models(self, link: BackendLink) -> None:
         """Learn the models of a backend. If it does not list them, the known models stay."""
         if link.config.models:
             return
-        link.ask_models_at = self._clock() + MODELS_EVERY_S
+        link.ask_models_at = self.clock() + MODELS_EVERY_S
         try:
             status, body = await self.get(link, MODELS)
         except (TimeoutError, UpstreamFault):
@@ -294,13 +282,13 @@ class Prober:
         changed = link.models is None or models.keys() != link.models.keys()
         link.replace_models(models)
         if changed:
-            self._models_known(link)
+            self.models_known(link)
 
     async def _ask_salts(self, link: BackendLink) -> None:
         """Learn on which paths the salt of a tenant's cache is dropped, if caches are isolated."""
         if not self.config.tenants.isolates:
             return
-        link.ask_salts_at = self._clock() + SIZE_RETRY_S
+        link.ask_salts_at = self.clock() + SIZE_RETRY_S
         salting: Salting | None = None
         for path, read in ((OPENAPI, paths_without_salt), ("/version", paths_of_version)):
             try:
@@ -318,7 +306,7 @@ class Prober:
         link.ask_salts_at = inf
         before, link.salting = link.salting, salting or Salting()
         if link.salting != before:
-            self._salts_known(link)
+            self.salts_known(link)
 
     async def _engines(self, link: BackendLink) -> list[Mapping[bytes, bytes]]:
         """Return the labels of each engine's KV cache from vLLM's metrics, in order of ranks."""

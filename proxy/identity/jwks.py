@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -34,15 +35,13 @@ ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
+@dataclass(frozen=True, slots=True)
 class SigningKey:
     """A public key, and the algorithms whose signatures it may check."""
 
-    __slots__ = ("algorithms", "key", "key_id")
-
-    def __init__(self, key_id: str, key: Any, algorithms: tuple[str, ...]) -> None:
-        self.key_id = key_id
-        self.key = key
-        self.algorithms = algorithms
+    key_id: str
+    key: Any
+    algorithms: tuple[str, ...]
 
 
 def jwt_module() -> Any:

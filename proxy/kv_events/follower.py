@@ -132,12 +132,7 @@ class Followers:
 class Follower:
     """Follows the events of one engine."""
 
-    def __init__(
-        self,
-        config: BackendConfig,
-        translations: BlockTranslations,
-        say: Say,
-    ) -> None:
+    def __init__(self, config: BackendConfig, translations: BlockTranslations, say: Say) -> None:
         self._config = config
         self.endpoints = config.kv_events, config.kv_replay
         self._backend: Backend | None = None

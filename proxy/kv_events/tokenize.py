@@ -8,7 +8,7 @@ A prompt that teaches nothing new is skipped. The estimated index is used if
 import asyncio
 from array import array
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -47,24 +47,18 @@ class _Offer:
     link: BackendLink
 
 
+@dataclass(slots=True, eq=False)
 class Translator:
     """Tokenises prompts, and learns which engine blocks their text blocks become."""
 
-    def __init__(
-        self,
-        backends: Backends,
-        translations: BlockTranslations,
-        block_bytes: int,
-        say: Say,
-    ) -> None:
-        self._backends = backends
-        self._translations = translations
-        self._block_bytes = block_bytes
-        self._say = say
-        self._offers: asyncio.Queue[_Offer] = asyncio.Queue(WAITING_PROMPTS)
-        self._logged = False
-        self._failed = False
-        self._busy = False
+    backends: Backends
+    translations: BlockTranslations
+    block_bytes: int
+    say: Say
+    _offers: asyncio.Queue[_Offer] = field(default_factory=lambda: asyncio.Queue(WAITING_PROMPTS))
+    _logged: bool = False
+    _failed: bool = False
+    _busy: bool = False
 
     @property
     def idle(self) -> bool:
@@ -73,9 +67,9 @@ class Translator:
 
     def reconfigure(self, block_bytes: int) -> None:
         """Use another length of text blocks. Lessons about the old blocks are dropped."""
-        if block_bytes != self._block_bytes:
-            self._block_bytes = block_bytes
-            self._translations.clear()
+        if block_bytes != self.block_bytes:
+            self.block_bytes = block_bytes
+            self.translations.clear()
 
     def offer(self, body: bytes, parsed: ParsedBody, link: BackendLink) -> None:
         """Offer a prompt that `link` has computed, to be tokenised when there is time.
@@ -84,7 +78,7 @@ class Translator:
             body: the bytes that were sent, with the salt. The blocks of `parsed` must be chained to
                 the same salt.
         """
-        translations = self._translations
+        translations = self.translations
         if not translations.block_size or self._offers.full():
             return
         if translations.wanted(parsed.request.blocks):
@@ -95,9 +89,9 @@ class Translator:
         clock = asyncio.get_running_loop().time
         while True:
             offer = await self._offers.get()
-            if not self._translations.wanted(offer.parsed.request.blocks):
+            if not self.translations.wanted(offer.parsed.request.blocks):
                 continue
-            if self._backends.links.get(offer.link.name) is not offer.link:
+            if self.backends.links.get(offer.link.name) is not offer.link:
                 continue  # it has been moved or removed since
             # A backend that cannot tokenise is left alone for a while, and named once.
             started, self._busy = clock(), True
@@ -105,7 +99,7 @@ class Translator:
                 await self._translate(offer)
             except NotTokenised as why:
                 if not self._logged:
-                    self._say(
+                    self.say(
                         LogEvent.PREFIX_ESTIMATED,
                         f"backend {offer.link.name} does not tokenise ({why}): its cached "
                         "prefixes are estimated, not exact",
@@ -117,7 +111,7 @@ class Translator:
                 # Our own fault with one prompt must not stop the others.
                 if not self._failed:
                     line = f"a prompt was not tokenised: internal error: {type(error).__name__}"
-                    self._say(LogEvent.INTERNAL_ERROR, line, offer.link.name)
+                    self.say(LogEvent.INTERNAL_ERROR, line, offer.link.name)
                     self._failed = True
             # Rest, so that backends spend only a part of their time on tokenising.
             self._busy = False
@@ -139,7 +133,7 @@ class Translator:
                 return  # no NotTokenised: one prompt must not stop the others
             data = await self._ask(offer.link, body)
             ids, text_bytes = await asyncio.to_thread(_tokens, data), offer.parsed.prompt_bytes
-        size = self._translations.block_size
+        size = self.translations.block_size
         if not size:  # no backend is followed any more
             return
         # Even a full hit leaves one token to compute.
@@ -149,10 +143,10 @@ class Translator:
             keys = await asyncio.to_thread(chain_keys, ids[:whole], size, extra_keys=extra)
         except (OverflowError, TypeError) as error:
             raise NotTokenised("a response without token ids") from error
-        if text_bytes and size == self._translations.block_size:
-            tokens_per_block = len(ids) * self._block_bytes / text_bytes
+        if text_bytes and size == self.translations.block_size:
+            tokens_per_block = len(ids) * self.block_bytes / text_bytes
             blocks = offer.parsed.request.blocks
-            self._translations.learn(blocks, array("Q", keys), tokens_per_block)
+            self.translations.learn(blocks, array("Q", keys), tokens_per_block)
 
     async def tokens(self, link: BackendLink, fields: dict[str, Any]) -> list[int]:
         """Return the token ids of the text in a request's body. Raises NotTokenised."""
@@ -165,7 +159,7 @@ class Translator:
         headers = {"content-type": "application/json"}
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await self._backends.open("POST", link, TOKENIZE, body, headers)
+                response = await self.backends.open("POST", link, TOKENIZE, body, headers)
                 with closing(response):
                     data = await read_all(response, RESPONSE_BYTES)
             if response.status != 200:

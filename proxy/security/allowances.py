@@ -7,6 +7,7 @@ proxies that share the load count, too (`spending.py`).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from forebay.proxy.api import rejections
 from forebay.proxy.backends.models import Models
@@ -17,27 +18,21 @@ from forebay.proxy.security.spending import DAY_S, HOUR_S, Spending
 from forebay.proxy.telemetry.record import RequestRecord
 
 
+@dataclass(frozen=True, slots=True)
 class Allowances:
     """Decides which requests of tenants with limits are let in.
 
-    Args:
+    Attributes:
         clock: the time of the event loop.
         spending: counts their use.
         models: the models of the backends.
         rejected: called with the bucket and the code of each rejection.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        spending: Spending,
-        models: Models,
-        rejected: Callable[[str, str], None],
-    ) -> None:
-        self._clock = clock
-        self.spending = spending
-        self._models = models
-        self._rejected = rejected
+    clock: Callable[[], float]
+    spending: Spending
+    models: Models
+    rejected: Callable[[str, str], None]
 
     def admit(self, config: Config, record: RequestRecord, model: str, tokens: int) -> None:
         """Let a request in, and charge its prompt. Raises ApiError 404 or 429.
@@ -50,14 +45,14 @@ class Allowances:
         tenant = config.tenants.entry(record.tenant)
         if tenant is None:
             return
-        permitted = permitted_models(config, record.tenant, self._models)
+        permitted = permitted_models(config, record.tenant, self.models)
         if permitted is not None and model not in permitted:
             raise no_such_model(model, tenant.models)
         if config.mode != "observe":
             self._check(tenant, config, record.counts_as)
         self.spending.began(record.counts_as)
         record.admitted, record.reserved_tokens = True, tokens
-        self.spending.charge(record.counts_as, tokens, self._clock())
+        self.spending.charge(record.counts_as, tokens, self.clock())
 
     def _check(self, entry: KnownTenant, config: Config, tenant: str) -> None:
         """Raise ApiError 429 for a tenant without room for another request."""
@@ -68,7 +63,7 @@ class Allowances:
             if budget is None:
                 self.spending.forget(tenant, seconds)
                 continue
-            now = self._clock()
+            now = self.clock()
             window = self.spending.window(tenant, seconds, now)
             if window.tokens >= budget:
                 error = rejections.over_budget(
@@ -78,7 +73,7 @@ class Allowances:
                 raise self._rejection(error)
 
     def _rejection(self, error: ApiError) -> ApiError:
-        self._rejected("", error.code)
+        self.rejected("", error.code)
         return error
 
     def ended(self, record: RequestRecord) -> None:
@@ -91,7 +86,7 @@ class Allowances:
         if not record.prompt_tokens:  # no backend counted it, or no backend got it
             used = record.reserved_tokens if record.written else 0
         more = used - record.reserved_tokens
-        self.spending.charge(record.counts_as, more, self._clock())
+        self.spending.charge(record.counts_as, more, self.clock())
 
 
 def permitted_models(config: Config, tenant: str, models: Models) -> frozenset[str] | None:

@@ -12,6 +12,7 @@ allowance it waits for a turn, as a long body does.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, IPv6Network
 from math import ceil
 
@@ -31,65 +32,52 @@ SEND_A_KEY = "Send a valid key: `Authorization: Bearer KEY`, `x-api-key: KEY` or
 KEY_HEADERS = ("x-api-key", "api-key")  # Anthropic's clients, Azure's clients
 
 
+@dataclass(slots=True)
 class Failures:
     """Counts wrong keys by address, each in a leaky bucket. The table is bounded."""
 
-    def __init__(
-        self,
-        at_once: float = FAILURES_AT_ONCE,
-        per_s: float = FAILURES_PER_S,
-        addresses: int = ADDRESSES,
-    ) -> None:
-        self._at_once = at_once
-        self._per_s = per_s
-        self._addresses = addresses
-        self._levels: dict[str, tuple[float, float]] = {}  # in order of the last failure
+    at_once: float = FAILURES_AT_ONCE
+    per_s: float = FAILURES_PER_S
+    addresses: int = ADDRESSES
+    # In order of the last failure.
+    levels: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._levels)
+        return len(self.levels)
 
     def count(self, address: str, now: float) -> float:
         """Count a failure. Returns 0 within the allowance, else the seconds until it has room."""
         network, level = _network(address), self._level(address, now)
-        self._levels.pop(network, None)
-        over = level + 1.0 - self._at_once
+        self.levels.pop(network, None)
+        over = level + 1.0 - self.at_once
         if over <= 0:
             level += 1.0
-        self._levels[network] = (level, now)
-        if len(self._levels) > self._addresses:
-            del self._levels[next(iter(self._levels))]
-        return max(0.0, over / self._per_s)
+        self.levels[network] = (level, now)
+        if len(self.levels) > self.addresses:
+            del self.levels[next(iter(self.levels))]
+        return max(0.0, over / self.per_s)
 
     def beyond(self, address: str, now: float) -> bool:
         """True if the next failure is beyond the allowance."""
-        return bool(self._levels) and self._level(address, now) + 1.0 > self._at_once
+        return bool(self.levels) and self._level(address, now) + 1.0 > self.at_once
 
     def _level(self, address: str, now: float) -> float:
-        level, at = self._levels.get(_network(address), (0.0, now))
-        return max(0.0, level - (now - at) * self._per_s)
+        level, at = self.levels.get(_network(address), (0.0, now))
+        return max(0.0, level - (now - at) * self.per_s)
 
 
 class Authenticator:
     """Maps requests to tenants. Without keys, tokens and certificates all clients are one."""
 
-    def __init__(
-        self,
-        ring: KeyRing | None,
-        verifier: JwtVerifier | None = None,
-        certificates: CertificateTenants | None = None,
-    ) -> None:
+    def __init__(self) -> None:
         self._failures = Failures()
-        self.swap(ring, verifier, certificates)
-
-    @property
-    def ring(self) -> KeyRing | None:
-        return self._ring
+        self.swap(None)
 
     def tenants(self) -> tuple[str, ...] | None:
         """Return all possible tenants, or None if tokens may name any tenant."""
         if self._verifier is not None:
             return None
-        of_keys = self._ring.tenants if self._ring is not None else ()
+        of_keys = self.ring.tenants if self.ring is not None else ()
         of_certificates = self._certificates.tenants if self._certificates is not None else ()
         return tuple(dict.fromkeys((*of_keys, *of_certificates)))
 
@@ -100,7 +88,7 @@ class Authenticator:
         certificates: CertificateTenants | None = None,
     ) -> None:
         """Use these from the next request on."""
-        self._ring = ring
+        self.ring = ring
         self._verifier = verifier
         self._certificates = certificates
 
@@ -112,7 +100,7 @@ class Authenticator:
         Args:
             turns: run the checks of signatures.
         """
-        ring, verifier, certificates = self._ring, self._verifier, self._certificates
+        ring, verifier, certificates = self.ring, self._verifier, self._certificates
         if ring is None and verifier is None and certificates is None:
             return ""
         why = ""
@@ -132,7 +120,7 @@ class Authenticator:
 
     def _has_other_proof(self, tenant: str) -> bool:
         """True if a key or a certificate names this tenant."""
-        proofs = (self._ring, self._certificates)
+        proofs = (self.ring, self._certificates)
         return any(tenant in proof.tenants for proof in proofs if proof is not None)
 
     async def _of_token(
@@ -157,7 +145,7 @@ class Authenticator:
                 headers={**retry_headers(float(ceil(wait_s))), "x-should-retry": "false"},
             )  # fmt: skip
         ways = []
-        if self._ring is not None or self._verifier is not None:
+        if self.ring is not None or self._verifier is not None:
             ways.append(why or SEND_A_KEY)
         if self._certificates is not None:
             ways.append("Connect with a valid client certificate of a tenant.")

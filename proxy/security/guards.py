@@ -6,7 +6,6 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 from forebay.proxy.api.cache_salt import CacheSalts, cache_secret
@@ -17,13 +16,12 @@ from forebay.proxy.http1.tls import PublicContext, ServerTls, client_context, se
 from forebay.proxy.identity.certificates import CertificateTenants, certificate_names
 from forebay.proxy.identity.jwks import KeySet, SigningKey, is_url, read_file
 from forebay.proxy.identity.jwt_tokens import JwtVerifier
-from forebay.proxy.log_events import LogEvent, Say
+from forebay.proxy.log_events import LogEvent, Say, SparseLines
 from forebay.proxy.security.auth import Authenticator
 from forebay.proxy.security.keys import ENVIRONMENT, SHORT_KEY, KeyRing, read_keys
 from forebay.traces.ground.errors import InputError
 
 WATCH_S = 1.0
-HANDSHAKES_S = 60.0  # between two lines about clients whose handshakes fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class LoadedSecurity:
     """
 
     config: Config
-    seen: list[tuple[int, int, int]]
+    seen: list[tuple[int, int, int] | None]
     ring: KeyRing | None
     jwks: list[SigningKey]
     certificate: PublicContext | None
@@ -46,20 +44,15 @@ class Security:
     """Holds the keys, salts and certificates in force. The constructor raises InputError."""
 
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
-        self._seen = _stamps(config)  # before reading, so that no change is missed
-        self._latest = self._seen
         self._environ = environ
-        self._config = config
         self._secret = cache_secret(environ)
         self.jwks = KeySet()
-        self._use_jwks(config, _file_keys(config))
-        certificate = _certificate(config)
-        self.auth = Authenticator(
-            _ring(config, environ), self._new_verifier(config), _certificates(config, certificate)
-        )
-        self.salts = self._new_salts(config)
+        self.auth = Authenticator()
         self.response_ids = ResponseIds(self._secret)
-        self.tls = ServerTls(certificate) if certificate is not None else None
+        loaded = _read(config, environ)
+        self.tls = ServerTls(loaded.certificate) if loaded.certificate is not None else None
+        self._seen = self._latest = loaded.seen
+        self.take(loaded)
         # None: the system's authorities, loaded when first needed.
         link = config.upstream_tls
         plain = link == UpstreamTls()
@@ -77,20 +70,15 @@ class Security:
         """Read and check the files that `config` names, in any thread. Raises InputError."""
         if bool(config.tls.files) != bool(self.tls):
             raise InputError("tls: cannot be switched on or off without a restart")
-        seen, before = _stamps(config), self.auth.ring  # before reading
-        ring = _ring(config, self._environ, before)
+        before = self.auth.ring
+        loaded = _read(config, self._environ, before)
+        ring = loaded.ring
         if ring and before and before.ends_line and not ring.ends_line:
             raise InputError(
                 f"tenants.keys: {config.tenants.keys} has no line end after its last key any more: "
                 "it may be half written"
             )
-        return LoadedSecurity(
-            config=config,
-            seen=seen,
-            ring=ring,
-            jwks=_file_keys(config),
-            certificate=_certificate(config),
-        )
+        return loaded
 
     def take(self, loaded: LoadedSecurity) -> bool:
         """Apply the contents of the files. True if the files have changed."""
@@ -129,16 +117,11 @@ class Security:
         """Log once a minute that clients speak plain HTTP, or have bad certificates."""
         if self.tls is None:
             return
-        said_at = dict.fromkeys((LogEvent.PLAIN_HTTP, LogEvent.BAD_CERTIFICATE), -inf)
-        more = dict.fromkeys(said_at, 0)
+        lines = SparseLines()
 
         def failed(event: LogEvent, line: str) -> None:
-            if clock() - said_at[event] < HANDSHAKES_S:
-                more[event] += 1
-                return
-            line += f" ({more[event]} more since the last such line)" if more[event] else ""
-            said_at[event], more[event] = clock(), 0
-            say(event, line)
+            if (more := lines.more(event.label, clock())) is not None:
+                say(event, f"{line}{more}")
 
         self.tls.context.on_plain_http = lambda: failed(
             LogEvent.PLAIN_HTTP,
@@ -163,7 +146,7 @@ class Security:
         thread does it.
         """
         config = self._config
-        stamps = _stamps(config)
+        stamps = [file_stamp(path) for path in _files(config)]
         settled, self._latest = stamps == self._latest, stamps
         if stamps == self._seen or not settled:
             return
@@ -180,10 +163,6 @@ class Security:
     def say_renewed(self, say: Say) -> None:
         """Log that changed files were applied."""
         self.say_notes(say, "using the new keys and certificate")
-
-    def files(self) -> list[Path]:
-        """Return the watched files."""
-        return _files(self._config)
 
     def _use_jwks(self, config: Config, of_file: list[SigningKey]) -> None:
         source = config.tenants.jwt.jwks
@@ -204,6 +183,14 @@ class Security:
             name: tenant.trust_group for name, tenant in tenants.known.items() if tenant.trust_group
         }
         return CacheSalts(self._secret, groups)
+
+
+def _read(
+    config: Config, environ: Mapping[str, str], before: KeyRing | None = None
+) -> LoadedSecurity:
+    seen = [file_stamp(path) for path in _files(config)]  # first, so that no change is missed
+    ring = _ring(config, environ, before)
+    return LoadedSecurity(config, seen, ring, _file_keys(config), _certificate(config))
 
 
 def _certificate(config: Config) -> PublicContext | None:
@@ -254,13 +241,10 @@ def _files(config: Config) -> list[Path]:
     return [*paths, *config.tls.files]
 
 
-def _stamps(config: Config) -> list[tuple[int, int, int]]:
-    return [_stamp(path) for path in _files(config)]
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return a stamp that changes with a file, or None without a file."""
     try:
         status = path.stat()  # follows links: Kubernetes renews a secret by replacing a link
     except OSError:
-        return (0, 0, 0)
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -101,7 +101,7 @@ async def test_the_wait_for_a_slot_ends() -> None:
     slow = Slow()
 
     async with on_stage(slow, slots=1) as (on, _):
-        on.proxy.backends.passed_on._patience_s = lambda: 2.0
+        on.proxy.backends.passed_on.patience_s = lambda: 2.0
         first = asyncio.create_task(ask(on, "/v1/embeddings"))
         await settle()
         leaver = asyncio.create_task(ask(on, "/v1/embeddings"))
