@@ -82,16 +82,8 @@ def changes(old: Config, new: Config) -> Changes:
                     update={name: getattr(before, name) for name in names}
                 )
     # Backends are compared by name. Any of their keys may change while the proxy runs.
-    added, moved, resized, removed = _backend_changes(old.backends, new.backends)
-    return Changes(
-        config=new.model_copy(update=unchanged),
-        keys=tuple(keys),
-        restart=tuple(restart),
-        added=added,
-        moved=moved,
-        resized=resized,
-        removed=removed,
-    )
+    backends = _backend_changes(old.backends, new.backends)
+    return Changes(new.model_copy(update=unchanged), tuple(keys), tuple(restart), *backends)
 
 
 def _changed_fields(before: BaseModel, after: BaseModel) -> list[str]:

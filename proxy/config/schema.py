@@ -9,21 +9,10 @@ from math import inf
 from pathlib import Path
 from typing import Literal, Self, TypedDict
 
-from pydantic import (
-    Field,
-    PositiveInt,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
 
 from forebay.proxy.config.backends import BackendConfig, ModelName, lanes
-from forebay.proxy.config.checks import (
-    check_origins,
-    check_paths,
-    check_share_url,
-    check_unique,
-)
+from forebay.proxy.config.checks import check_origins, check_paths, check_share_url, check_unique
 from forebay.proxy.config.paths import ROUTED
 from forebay.proxy.config.routes import find_route, route_names
 from forebay.proxy.config.sections import (
@@ -282,14 +271,7 @@ class Config(Section):
         kv_tokens = self.affinity.kv_tokens
         size = inf if kv_tokens == "auto" else float(kv_tokens)
         return [
-            BackendSpec(
-                b.name,
-                b.max_concurrency,
-                size,
-                b.chunk_tokens,
-                b.priority,
-                b.scheduler,
-            )
+            BackendSpec(b.name, b.max_concurrency, size, b.chunk_tokens, b.priority, b.scheduler)
             for b in self.backends
         ]
 
@@ -308,22 +290,16 @@ class Config(Section):
 
     def shaper_options(self) -> ShaperOptions:
         """Options of `Shaper` and `Shaper.reconfigure`, besides backends and buckets."""
+        route = find_route(self.routing)
+        assert route is not None  # checked when the configuration was read
         return {
-            "route": self.core_route(),
-            "affinity": self.core_affinity(),
+            "route": route,
+            "affinity": Affinity(self.affinity.min_match),
             "dispatch_ahead_s": self.admission.dispatch_ahead,
             "tenants": self.core_tenants(),
             "default_weight": self.tenants.default_weight,
             "observed": ROUTES[self.observe.routing] if self.mode == "observe" else None,
         }
-
-    def core_route(self) -> Route:
-        route = find_route(self.routing)
-        assert route is not None  # checked when the configuration was read
-        return route
-
-    def core_affinity(self) -> Affinity:
-        return Affinity(self.affinity.min_match)
 
     def max_connections(self) -> float:
         """The most client connections at once."""

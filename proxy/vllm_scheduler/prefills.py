@@ -6,6 +6,7 @@ from typing import Any, Final
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
+from forebay.proxy.core.learn.prefix_index import common_run
 from forebay.proxy.core.learn.step_cost import StepCost
 from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.proxy.core.policy.engine_step import EngineSteps, StepLimits, StepPlan
@@ -195,18 +196,10 @@ class Prefills:
         mine, theirs = request.block_hashes, leader.handle.block_hashes
         if request.skip_reading_prefix_cache or not mine or not theirs or mine[0] != theirs[0]:
             return 0
-        # Each hash covers all blocks before its own, so equal hashes come first.
-        equal, different = 1, min(len(mine), len(theirs)) + 1
-        while different - equal > 1:
-            middle = (equal + different) // 2
-            if mine[middle - 1] == theirs[middle - 1]:
-                equal = middle
-            else:
-                different = middle
         # vLLM computes the last token always.
         size: int = self._scheduler.block_size
         most: int = (request.num_tokens - 1) // size
-        return min(equal, most) * size
+        return min(common_run(mine, theirs, 1), most) * size
 
     def _is_stuck(self, request: Any) -> bool:
         """Return True if a request has to wait for more than its turn."""
