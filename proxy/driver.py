@@ -55,11 +55,8 @@ class Grant:
             refused: the backend did not even take the connection.
             rest: as of `Shaper.retry`.
         """
-        decide = partial(self._driver.shaper.retry, refused=refused, rest=rest)
-        return await self._next_slot(decide)
-
-    async def _next_slot(self, decide: Callable[[str, float], list[Action]]) -> Send:
         driver, request_id = self._driver, self.send.request.id
+        decide = partial(driver.shaper.retry, refused=refused, rest=rest)
         self.send = await driver.wait_granted(request_id, driver.ask(request_id, decide))
         return self.send
 

@@ -12,12 +12,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.config.sources import config_json, config_yaml, load_config
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import talk
-from forebay.traces.ground.event_loop import (
-    STOP_SIGNALS,
-    last_runner,
-    on_signal,
-    short_collections,
-)
+from forebay.traces.ground.event_loop import STOP_SIGNALS, last_runner, on_signal, short_collections
 
 if TYPE_CHECKING:
     from forebay.proxy.log_events import Say

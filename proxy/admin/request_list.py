@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from forebay.proxy.core.explain.receipt import Receipt, Receipts
 from forebay.proxy.core.learn.cost import features
-from forebay.proxy.diagnose.receipt_text import main_reason
+from forebay.proxy.diagnose.receipt_text import main_reason, since
 from forebay.proxy.http1.errors import upstream_error
 from forebay.proxy.telemetry.record import CLIENT_GONE
 
@@ -190,8 +190,8 @@ def _row(receipt: Receipt, now: float) -> dict[str, Any]:
         "backend": receipt.backend or None,
         "status": receipt.status or None,
         "latency_s": _latency_s(receipt),
-        "ttft_s": _since(receipt, receipt.first_token_at),
-        "queue_s": _since(receipt, receipt.sent_at),
+        "ttft_s": since(receipt, receipt.first_token_at),
+        "queue_s": since(receipt, receipt.sent_at),
         "predicted_ttft_s": round(chosen.ttft_s, 6) if chosen else None,
         "reason": main_reason(receipt),
         "rule": receipt.rule,
@@ -204,11 +204,7 @@ def _latency_s(receipt: Receipt) -> float | None:
     if receipt.state == "refused" or _unseen(receipt):
         return None
     first_at = receipt.first_token_at
-    return _since(receipt, first_at if first_at >= 0.0 else receipt.ended_at)
-
-
-def _since(receipt: Receipt, at: float) -> float | None:
-    return None if at < 0.0 else round(at - receipt.arrived_at, 6)
+    return since(receipt, first_at if first_at >= 0.0 else receipt.ended_at)
 
 
 def _one(query: Mapping[str, Sequence[str]], name: str, default: str) -> str:

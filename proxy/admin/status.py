@@ -8,7 +8,6 @@ from typing import Any
 from forebay.proxy.api.dialects import DIALECTS
 from forebay.proxy.app import App
 from forebay.proxy.backends.pool import Backends
-from forebay.proxy.config.schema import Config
 from forebay.proxy.core.policy.long_prefills import blocks_short_prompts
 from forebay.proxy.core.shaper import Shaper
 from forebay.proxy.core.state.backend import Backend
@@ -27,12 +26,12 @@ def status_fields(
     services: Services, app: App, reloader: Reloader, *, uptime_s: float
 ) -> dict[str, Any]:
     """Return the JSON of `/status`."""
-    shaper, now = services.driver.shaper, services.driver.clock()
+    shaper, now, config = services.driver.shaper, services.driver.clock(), reloader.config
     protection, capture, ledger = services.protection, services.capture, services.ledger
     return {
         "ready": app.ready,
-        "mode": reloader.config.mode,
-        "routing": _routing(reloader.config),
+        "mode": config.mode,
+        "routing": config.observe.routing if config.mode == "observe" else config.routing,
         "draining": app.draining or app.leaving,
         "versions": VERSIONS,
         "config": {
@@ -57,11 +56,6 @@ def status_fields(
             for backend in shaper.backends.values()
         ],
     }
-
-
-def _routing(config: Config) -> str:
-    """Return the rule by which a server is picked in this mode."""
-    return config.observe.routing if config.mode == "observe" else config.routing
 
 
 def _backend(backend: Backend, shaper: Shaper, now: float) -> dict[str, Any]:

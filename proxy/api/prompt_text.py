@@ -14,19 +14,12 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from forebay.proxy.api.block_hashes import BlockHashes
 from forebay.proxy.api.json_body import LongText
-from forebay.proxy.api.media_tokens import (
-    LONG_BYTES,
-    WithoutMedia,
-    media_tokens,
-)
+from forebay.proxy.api.media_tokens import LONG_BYTES, WithoutMedia, media_tokens
 from forebay.proxy.http1.errors import ApiError, invalid_type
 
 _LONG = "-" * LONG_BYTES
 MOST_ITEMS = 16_384  # bound of messages, parts and tool calls together, and of prompts in a batch
-REASONING = (
-    "reasoning",
-    "reasoning_content",
-)  # the new name and the old one
+REASONING = ("reasoning", "reasoning_content")  # the new name and the old one
 
 
 Text = BytesIO | BlockHashes
@@ -167,7 +160,8 @@ def _add_item(text: Text, item: dict[str, Any]) -> int:
 
     Only a long item is searched for media.
     """
-    dumped = _dumped(item, _stand_in)
+    # A stand-in for each long string is enough: its item still counts as long.
+    dumped = _dumped(item, lambda _: _LONG)
     if len(dumped) < LONG_BYTES:
         text.write(dumped)
         return 0
@@ -179,11 +173,6 @@ def _add_item(text: Text, item: dict[str, Any]) -> int:
         return 0
     text.write(_dumped(copy) if without.differs else dumped)
     return without.tokens
-
-
-def _stand_in(long: LongText) -> str:
-    """Return a string in place of a long string, such that its item still counts as long."""
-    return _LONG
 
 
 def _begin_and_digest(long: LongText) -> str:

@@ -8,47 +8,8 @@ from collections.abc import Callable, Mapping
 from itertools import product
 
 from forebay.proxy.config.advice import COMPUTED_WHOLE, THRESHOLD_REMEDY
-from forebay.proxy.diagnose.doctor.around import (
-    client_network,
-    clients_left,
-    event_loop,
-    heartbeats_only,
-    restarts,
-    tokenizers,
-    unserved_questions,
-)
-from forebay.proxy.diagnose.doctor.caches import (
-    chunks,
-    isolation,
-    prefix_caching,
-    short_prompts,
-    token_details,
-)
-from forebay.proxy.diagnose.doctor.causes import (
-    MANY,
-    document_stream,
-    floods,
-    kv_full,
-    rejections,
-)
-from forebay.proxy.diagnose.doctor.finding import (
-    FEW,
-    ORDER,
-    SOME,
-    Finding,
-    Found,
-    Severity,
-)
-from forebay.proxy.diagnose.doctor.servers import (
-    avoided,
-    backend_errors,
-    flags,
-    idle_timeouts,
-    lost_models,
-    predictions,
-    speeds,
-    states,
-)
+from forebay.proxy.diagnose.doctor import around, caches, causes, servers
+from forebay.proxy.diagnose.doctor.finding import FEW, ORDER, SOME, Finding, Found, Severity
 from forebay.proxy.diagnose.scene import Scene
 
 OLDEST_VLLM = (0, 11)
@@ -64,7 +25,7 @@ def long_prompts(scene: Scene) -> Found:
     kept_s, all_s = waits.get("reserved_for_chats", 0.0), sum(waits.values())
     now = scene.total("forebay_waiting_requests", reason="reserved_for_chats")
     severity: Severity = "info"
-    if now or kept_s >= max(1.0, MANY * all_s):
+    if now or kept_s >= max(1.0, causes.MANY * all_s):
         severity = "warning"
         text += (
             f"; documents waited {kept_s:.1f} s for the backend that is reserved for chats, "
@@ -152,7 +113,7 @@ def late(scene: Scene) -> Found:
         outcomes = scene.by("forebay_admitted_total", "outcome", bucket=bucket)
         missed = outcomes.get("missed", 0.0)
         seen = missed + outcomes.get("met", 0.0)
-        if seen >= FEW and missed > MANY * seen:
+        if seen >= FEW and missed > causes.MANY * seen:
             yield (
                 "warning",
                 f"{missed:.0f} of {seen:.0f} first tokens of bucket {bucket} came after its target",
@@ -211,37 +172,37 @@ def mode(scene: Scene) -> Found:
 
 
 CHECKS: Mapping[str, Callable[[Scene], Found]] = {
-    "idle time-outs": idle_timeouts,
-    "flags of backends": flags,
-    "speed of backends": speeds,
-    "backends take work": states,
-    "lost models": lost_models,
+    "idle time-outs": servers.idle_timeouts,
+    "flags of backends": servers.flags,
+    "speed of backends": servers.speeds,
+    "backends take work": servers.states,
+    "lost models": servers.lost_models,
     "backends answer": unanswered,
-    "restarts": restarts,
-    "heartbeats": heartbeats_only,
-    "tenants": floods,
-    "event loop and memory": event_loop,
-    "network of clients": client_network,
-    "requests of clients": unserved_questions,
-    "avoided backends": avoided,
-    "prefix caching": prefix_caching,
-    "tokenizers": tokenizers,
-    "room for KV cache": kv_full,
-    "long documents": document_stream,
-    "predictions": predictions,
-    "length of prompts": short_prompts,
-    "chunks of hybrid models": chunks,
-    "cache isolation": isolation,
-    "cached tokens in answers": token_details,
+    "restarts": around.restarts,
+    "heartbeats": around.heartbeats_only,
+    "tenants": causes.floods,
+    "event loop and memory": around.event_loop,
+    "network of clients": around.client_network,
+    "requests of clients": around.unserved_questions,
+    "avoided backends": servers.avoided,
+    "prefix caching": caches.prefix_caching,
+    "tokenizers": around.tokenizers,
+    "room for KV cache": causes.kv_full,
+    "long documents": causes.document_stream,
+    "predictions": servers.predictions,
+    "length of prompts": caches.short_prompts,
+    "chunks of hybrid models": caches.chunks,
+    "cache isolation": caches.isolation,
+    "cached tokens in answers": caches.token_details,
     "long prompts": long_prompts,
     "models": models,
     "vLLM versions": versions,
     "other clients": other_clients,
     "KV cache": preemptions,
-    "errors of backends": backend_errors,
-    "rejections": rejections,
+    "errors of backends": servers.backend_errors,
+    "rejections": causes.rejections,
     "late first tokens": late,
-    "clients that left": clients_left,
+    "clients that left": around.clients_left,
     "workers and other proxies": processes,
     "capture and usage ledger": recordings,
     "reloads": reloads,

@@ -85,11 +85,12 @@ def _waits(receipt: Receipt, now: float) -> dict[str, float]:
 
 def _predicted(receipt: Receipt) -> dict[str, Any]:
     chosen = receipt.chosen
+    cached = chosen.matched_tokens if chosen else None
     return {
         "queue_s": _s(chosen.wait_s) if chosen else None,
         "ttft_s": _s(chosen.ttft_s) if chosen else None,
         "ttft_after_dispatch_s": _s(receipt.predicted_s) if receipt.tries else None,
-        "cached_tokens": _predicted_cached_tokens(receipt),
+        "cached_tokens": receipt.matched_tokens if receipt.tries else cached,
     }
 
 
@@ -100,13 +101,13 @@ def _actual(receipt: Receipt) -> dict[str, Any]:
     return {
         "backend": receipt.backend or None,
         "tries": receipt.tries,
-        "queue_s": _since(receipt, receipt.sent_at),
-        "ttft_s": _since(receipt, receipt.first_token_at),
+        "queue_s": since(receipt, receipt.sent_at),
+        "ttft_s": since(receipt, receipt.first_token_at),
         "ttft_after_dispatch_s": after_dispatch_s,
         "cached_tokens": receipt.cached_tokens if receipt.cached_tokens >= 0 else None,
         "prompt_tokens": receipt.engine_tokens or None,
         "output_tokens": receipt.output_tokens or None,
-        "total_s": _since(receipt, receipt.ended_at),
+        "total_s": since(receipt, receipt.ended_at),
         "status": receipt.status or None,
         "error": receipt.reason or None,
     }
@@ -336,13 +337,8 @@ def _step(step: Step, receipt: Receipt) -> dict[str, Any]:
     return {"at_s": at_s, "event": step.kind, "backend": step.backend or None, "why": step.why}
 
 
-def _predicted_cached_tokens(receipt: Receipt) -> int | None:
-    if receipt.tries:
-        return receipt.matched_tokens
-    return receipt.chosen.matched_tokens if receipt.chosen else None
-
-
-def _since(receipt: Receipt, at: float) -> float | None:
+def since(receipt: Receipt, at: float) -> float | None:
+    """Return the seconds from the arrival to a time, or None if that has not come."""
     return None if at < 0.0 else _s(at - receipt.arrived_at)
 
 
