@@ -105,9 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = 2
     else:
         return status
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), 1
-    )  # Python writes the rest of the output when it ends
+    # Python writes the rest of the output when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return status
 
 

@@ -12,7 +12,7 @@ from math import inf
 from forebay.proxy.core.arrival import NewRequests
 from forebay.proxy.core.changes import OperatorChanges
 from forebay.proxy.core.explain.receipt import Receipt
-from forebay.proxy.core.explain.recorder import DecisionRecorder, NullRecorder
+from forebay.proxy.core.explain.recorder import DecisionRecorder
 from forebay.proxy.core.model import Action, BackendSpec, Bucket, Request, Tenant
 from forebay.proxy.core.peers import Peering
 from forebay.proxy.core.policy.admission import Admit, refuse
@@ -64,7 +64,7 @@ class Shaper:
             observed: send each request at once where this route says. The decisions of `route` and
                 the other rules are only recorded.
         """
-        self.recorder = recorder or NullRecorder()
+        self.recorder = recorder or DecisionRecorder(0, on=False)
         self._state = state = PolicyState(self.recorder)
         matches = affinity or Affinity()
         state.reconfigure(

@@ -33,10 +33,15 @@ from forebay.proxy.core.state.queue import QueuedRequest
 
 
 class DecisionRecorder:
-    """Writes `receipts`: of requests in progress, and of the last `keep` that have ended."""
+    """Writes `receipts`: of requests in progress, and of the last `keep` that have ended.
 
-    def __init__(self, keep: int) -> None:
+    Args:
+        on: False opens no receipt, so no later event finds one.
+    """
+
+    def __init__(self, keep: int, *, on: bool = True) -> None:
         self.receipts = Receipts(keep)
+        self._on = on
         self._under_way = self.receipts.under_way
 
     def watch(
@@ -57,6 +62,8 @@ class DecisionRecorder:
 
     def rejected_early(self, reject: Reject, last: Bucket, now: float) -> None:
         """Record a rejection without a forecast: too long, or over quota."""
+        if not self._on:
+            return
         receipt = self.receipts.open(reject.request, reject.bucket, now)
         note_early_rejection(receipt, reject, last)
         self._refuse(receipt, now)
@@ -70,6 +77,8 @@ class DecisionRecorder:
         now: float,
     ) -> None:
         """Record the decision about a new request. `reason` is None if it is admitted."""
+        if not self._on:
+            return
         request = waiting.request
         receipt = self.receipts.open(request, bucket.name, now)
         note_decision(receipt, request, bucket, place, reason)
@@ -83,7 +92,8 @@ class DecisionRecorder:
 
     def observed(self, request: Request, bucket: Bucket, now: float) -> None:
         """Record a request that is sent at once."""
-        self.receipts.open(request, bucket.name, now).rule = "observed"
+        if self._on:
+            self.receipts.open(request, bucket.name, now).rule = "observed"
 
     def foreseen(self, request_id: str, would: Receipt) -> None:
         """Record what mode shape would do with a request that is sent at once."""
@@ -112,7 +122,7 @@ class DecisionRecorder:
 
     def waits(self, backend: Backend, now: float) -> None:
         """Record why the heads of a backend's queues still wait."""
-        for head in heads_of([backend]):
+        for head in heads_of([backend]) if self._on else ():
             receipt = self._under_way.get(head.request.id)
             if receipt is not None:
                 why = self._gate.why_not(backend, head, now) or "turn"
@@ -121,9 +131,12 @@ class DecisionRecorder:
 
     def rejected(self, reject: Reject, now: float) -> None:
         """Record a rejection without backends, or of a request that was admitted before."""
+        if not self._on:
+            return
         receipt = self._under_way.get(reject.request.id)
         if receipt is not None and receipt.first_token_at >= 0.0:  # its stream is cut
-            return self.finished(reject.request.id, now)
+            self.finished(reject.request.id, now)
+            return
         if receipt is None:
             receipt = self.receipts.open(reject.request, reject.bucket, now)
             receipt.rule = "no_backend"
@@ -217,35 +230,6 @@ class DecisionRecorder:
     def _refuse(self, receipt: Receipt, now: float) -> None:
         receipt.step(now, "refused", "", receipt.rule)
         self.receipts.close(receipt, "refused", now)
-
-
-class NullRecorder(DecisionRecorder):
-    """Keeps no records: it opens none, so no later event finds one."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def rejected_early(self, reject: Reject, last: Bucket, now: float) -> None:
-        """Record nothing."""
-
-    def decided(
-        self,
-        waiting: QueuedRequest,
-        bucket: Bucket,
-        place: Placement,
-        reason: RejectReason | None,
-        now: float,
-    ) -> None:
-        """Record nothing."""
-
-    def observed(self, request: Request, bucket: Bucket, now: float) -> None:
-        """Record nothing."""
-
-    def waits(self, backend: Backend, now: float) -> None:
-        """Record nothing."""
-
-    def rejected(self, reject: Reject, now: float) -> None:
-        """Record nothing."""
 
 
 def note_early_rejection(receipt: Receipt, reject: Reject, last: Bucket) -> None:

@@ -154,10 +154,8 @@ class Precedence:
         Full steps carry a chunk of each longer prefill until it ends. Waiting prefills follow if
         they will have waited long by then.
         """
-        queue, least = (
-            backend.prefill_queue,
-            max(uncached_tokens, backend.prefill_queue.chunk_tokens),
-        )
+        queue = backend.prefill_queue
+        least = max(uncached_tokens, queue.chunk_tokens)
         longer = [sent for sent in queue.prefills.values() if sent.uncached_tokens > least]
         if not longer or before_s <= 0.0:
             return 0.0

@@ -76,10 +76,8 @@ class PrefillQueue:
         if head.request.streams:
             if head.counts or elapsed_s > head.late_s:
                 floor = head.overdue_s
-            if elapsed_s > head.late_s:
-                left = (
-                    head.cold_s - elapsed_s
-                )  # the engine had evicted the blocks that seemed to be cached
+            if elapsed_s > head.late_s:  # the engine had evicted blocks that seemed to be cached
+                left = head.cold_s - elapsed_s
         return self.total_s - head.prefill_s + max(left, floor)
 
     def ahead_s(self, uncached_tokens: float, now: float, priority: float | None = None) -> float:

@@ -53,10 +53,6 @@ class Fairness:
     """
 
     def __init__(self, tenants: Iterable[Tenant] = (), default_weight: float = 1.0) -> None:
-        self.tenants = configured = list(tenants)
-        self._weights = {tenant.name: tenant.weight for tenant in configured}
-        self._classes = {tenant.name: tenant.classes for tenant in configured if tenant.classes}
-        self.default_weight = default_weight
         self._accounts: dict[str, Account] = {}
         self._queueing = First(self._served)
         # Accounts that were active in the last RECENT_S, and in the last LOAD_TIME_S before that,
@@ -71,6 +67,7 @@ class Fairness:
         self.moved = ChangeLog[str](REMEMBERED_MOST)
         self._all = Account("", 1.0)  # sums up the rates
         self.on = False
+        self.reconfigure(tenants, default_weight)
 
     def reconfigure(self, tenants: Iterable[Tenant], default_weight: float) -> None:
         """Change the weights.
