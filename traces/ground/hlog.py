@@ -16,6 +16,7 @@ import sys
 import time
 import zlib
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,33 +211,29 @@ class IntervalLog:
     fill the histograms.
     """
 
-    def __init__(self, writer: HlogWriter, start_s: float = 0.0) -> None:
-        self.totals: dict[str, Total] = {}
+    def __init__(self, writer: HlogWriter) -> None:
+        self.totals: defaultdict[str, Total] = defaultdict(Total)
         self._writer = writer
-        self._pending: dict[str, array[float]] = {}
-        self._folded: dict[str, Any] = {}
+        self._pending = _no_values()
+        self._folded: defaultdict[str, Any] = defaultdict(self._spared)
         self._spare: list[Any] = []  # empty histograms: to make one takes longer than all else
-        self._since_s = start_s
+        self._since_s = 0.0
 
     def record(self, tag: str, seconds: float, count: int = 1) -> None:
         """Record `count` equal durations under `tag`."""
-        pending = self._pending.get(tag)
-        if pending is None:
-            pending = self._pending[tag] = array("d")
+        pending = self._pending[tag]
         if count == 1:
             pending.append(seconds)
         elif count > 1:  # not into the array: a server may report any count
             value = to_us(seconds)
-            self._total(tag).overflow += count if value > HIGHEST_US else 0
-            self._open(tag).record_value(min(value, HIGHEST_US), count)
+            self.totals[tag].overflow += count if value > HIGHEST_US else 0
+            self._folded[tag].record_value(min(value, HIGHEST_US), count)
         if len(pending) >= MAX_PENDING:
             self._fold(tag)
 
     def record_each(self, tag: str, seconds: Iterable[float]) -> None:
         """Record several durations under `tag`."""
-        pending = self._pending.get(tag)
-        if pending is None:
-            pending = self._pending[tag] = array("d")
+        pending = self._pending[tag]
         pending.extend(seconds)
         if len(pending) >= MAX_PENDING:
             self._fold(tag)
@@ -251,15 +248,14 @@ class IntervalLog:
 
         The interval ends at the first step: later values belong to the next one.
         """
-        pending, self._pending = self._pending, {}
-        interval, self._folded = self._folded, {}
+        pending, self._pending = self._pending, _no_values()
+        interval, self._folded = self._folded, defaultdict(self._spared)
         start_s, self._since_s = self._since_s, now_s
         for tag in dict.fromkeys((*interval, *pending)):
-            histogram = interval.get(tag)
             if values := pending.get(tag):
-                histogram = self._spared() if histogram is None else histogram
-                self._total(tag).overflow += record_all(histogram, all_to_us(values))
+                self.totals[tag].overflow += record_all(interval[tag], all_to_us(values))
                 yield
+            histogram = interval.get(tag)
             if histogram is None:
                 continue
             self._writer.write(tag, start_s, now_s - start_s, histogram)
@@ -274,24 +270,15 @@ class IntervalLog:
         self._writer.overflows(self.totals)
 
     def _fold(self, tag: str) -> None:
-        values = self._pending.pop(tag)
-        if values:
-            self._total(tag).overflow += record_all(self._open(tag), all_to_us(values))
-
-    def _open(self, tag: str) -> Any:
-        histogram = self._folded.get(tag)
-        if histogram is None:
-            histogram = self._folded[tag] = self._spared()
-        return histogram
+        values_us = all_to_us(self._pending.pop(tag))
+        self.totals[tag].overflow += record_all(self._folded[tag], values_us)
 
     def _spared(self) -> Any:
         return self._spare.pop() if self._spare else new_histogram()
 
-    def _total(self, tag: str) -> Total:
-        total = self.totals.get(tag)
-        if total is None:
-            total = self.totals[tag] = Total()
-        return total
+
+def _no_values() -> "defaultdict[str, array[float]]":
+    return defaultdict(lambda: array("d"))
 
 
 class LogInterval(NamedTuple):
