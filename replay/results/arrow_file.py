@@ -7,6 +7,8 @@ from typing import Any, BinaryIO
 class ArrowFile:
     """Writes batches of rows. If the process is killed, the stream has all batches so far.
 
+    A subclass collects the rows of a batch, and writes the last ones in `close`.
+
     Args:
         path: the Parquet file, which `close` writes.
         stream: the Arrow stream, which `close` deletes.
@@ -18,24 +20,17 @@ class ArrowFile:
         import pyarrow
         import pyarrow.parquet
 
-        self.schema = schema
+        self._schema = schema
         self._arrow: Any = pyarrow
         self._path, self._stream_path, self._options = path, stream, options
         path.touch()  # a folder that cannot be written is an error before the run
         self._file: BinaryIO = open(stream, "wb")  # noqa: SIM115 - closed in `abandon`
         self._writer: Any = pyarrow.ipc.new_stream(self._file, schema)
 
-    @property
-    def is_open(self) -> bool:
-        return self._writer is not None
-
-    def write(self, columns: list[Any]) -> None:
-        """Write rows, so that a reader finds them in the file."""
-        self._writer.write_batch(self._arrow.record_batch(columns, schema=self.schema))
-        self._file.flush()
-
     def close(self) -> None:
-        """Copy the stream, which is mapped into memory, to Parquet."""
+        """Copy the stream, which is mapped into memory, to Parquet. A second call does nothing."""
+        if self._writer is None:
+            return
         self.abandon()
         with self._arrow.memory_map(str(self._stream_path)) as rows:
             table = self._arrow.ipc.open_stream(rows).read_all()
@@ -50,3 +45,8 @@ class ArrowFile:
         if writer is not None:
             with self._file:
                 writer.close()
+
+    def _write(self, columns: list[Any]) -> None:
+        """Write rows, so that a reader finds them in the file."""
+        self._writer.write_batch(self._arrow.record_batch(columns, schema=self._schema))
+        self._file.flush()

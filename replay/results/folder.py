@@ -156,26 +156,20 @@ async def _turn() -> None:
     await asyncio.sleep(0)
 
 
-class TableWriter:
-    """Writes rows to the files `path` and `rows` of an `ArrowFile`."""
+class TableWriter(ArrowFile):
+    """Writes the rows of requests."""
 
-    def __init__(self, path: Path, rows: Path) -> None:
+    def __init__(self, path: Path, stream: Path) -> None:
         import pyarrow
 
-        self._arrow: Any = pyarrow
         self._rows: list[tuple[Any, ...]] = []
         fields = []
         for name, annotation in get_type_hints(Row).items():
             kinds = get_args(annotation) or (annotation,)
             arrow_type = getattr(pyarrow, _TYPES[kinds[0]])()
             fields.append(pyarrow.field(name, arrow_type, nullable=NoneType in kinds))
-        self._file = ArrowFile(
-            path,
-            rows,
-            pyarrow.schema(fields),
-            row_group_size=GROUP_ROWS,
-            use_dictionary=_DICTIONARY,
-        )
+        dictionary = {"row_group_size": GROUP_ROWS, "use_dictionary": _DICTIONARY}
+        super().__init__(path, stream, pyarrow.schema(fields), **dictionary)
 
     def add(self, row: Row) -> None:
         self._rows.append(_VALUES(row))
@@ -197,10 +191,10 @@ class TableWriter:
         """Write the first rows in a thread: while the disk is slow, no request could be sent."""
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualClockLoop):  # time would stand still
-            self._file.write(columns)
+            self._write(columns)
             del self._rows[: len(columns[0])]
             return
-        writing = loop.run_in_executor(None, self._file.write, columns)
+        writing = loop.run_in_executor(None, self._write, columns)
         try:
             await asyncio.shield(writing)
         finally:  # a cancellation must leave no rows half written or to be written twice
@@ -208,17 +202,11 @@ class TableWriter:
             del self._rows[: len(columns[0])]
 
     def close(self) -> None:
-        """Write the remaining rows, and the Parquet file. A second call does nothing."""
-        if self._file.is_open:
-            if self._rows:
-                self._file.write(list(self._columns(self._rows)))
-                self._rows = []
-            self._file.close()
-
-    def abandon(self) -> None:
-        """Close the stream without the remaining rows."""
-        self._file.abandon()
+        if self._rows:
+            self._write(list(self._columns(self._rows)))
+            self._rows = []
+        super().close()
 
     def _columns(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        for values, field in zip(zip(*rows, strict=True), self._file.schema, strict=True):
+        for values, field in zip(zip(*rows, strict=True), self._schema, strict=True):
             yield self._arrow.array(values, type=field.type)

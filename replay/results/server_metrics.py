@@ -159,17 +159,16 @@ def server_figures(gauges: ServerGauges, summary: Mapping[str, Any]) -> dict[str
     return figures
 
 
-class MetricsTable:
-    """Writes a row for each sample of each series to the files `path` and `rows` of an `ArrowFile`.
+class MetricsTable(ArrowFile):
+    """Writes a row for each sample of each series.
 
     Columns: `s` (seconds since the run's start), `source` (URL of the page), `name` of the series,
     `labels` (a JSON object) and `value`. The series `up` is 1, or 0 if the page could not be read.
     """
 
-    def __init__(self, path: Path, rows: Path) -> None:
+    def __init__(self, path: Path, stream: Path) -> None:
         import pyarrow
 
-        self._arrow: Any = pyarrow
         self.gauges = ServerGauges()
         self._gauge_of: dict[int, array[float]] = {}
         self._series: dict[tuple[str, str], int] = {}
@@ -181,7 +180,7 @@ class MetricsTable:
         schema = pyarrow.schema(
             [pyarrow.field(*column, nullable=False) for column in kinds.items()]
         )
-        self._file = ArrowFile(path, rows, schema, row_group_size=GROUP_ROWS)
+        super().__init__(path, stream, schema, row_group_size=GROUP_ROWS)
 
     def add(self, at_s: float, source: str, page: str | None) -> None:
         """Add all series of a page, or `up 0` without a page.
@@ -210,17 +209,12 @@ class MetricsTable:
             if (samples := self._gauge_of.get(at)) is not None:
                 keep_sample(samples, at_s, number)
         if len(self._ids) >= GROUP_ROWS or at_s - self._times_s[0] >= LONGEST_UNWRITTEN_S:
-            self._write()
+            self._write_samples()
 
     def close(self) -> None:
-        """Write the remaining rows, and the Parquet file. A second call does nothing."""
-        if self._file.is_open:
-            self._write()
-            self._file.close()
-
-    def abandon(self) -> None:
-        """Close the stream without the remaining rows."""
-        self._file.abandon()
+        if self._ids:
+            self._write_samples()
+        super().close()
 
     def _new_series(self, source: str, series: str, line: str) -> tuple[int, str]:
         """Return the number of a new series, and its value in this line."""
@@ -249,11 +243,11 @@ class MetricsTable:
             self._gauge_of[len(self._series)] = samples
         return self._series.setdefault((source, series), len(self._series))
 
-    def _write(self) -> None:
+    def _write_samples(self) -> None:
         arrow = self._arrow
         ids = arrow.array(self._ids, type=arrow.int32())
         texts = [arrow.array(each).take(ids).dictionary_encode() for each in self._texts]
-        self._file.write([arrow.array(self._times_s), *texts, arrow.array(self._values)])
+        self._write([arrow.array(self._times_s), *texts, arrow.array(self._values)])
         self._times_s, self._ids, self._values = array("d"), array("i"), array("d")
 
 

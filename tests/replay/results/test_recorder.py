@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(
     def full(self: ArrowFile, columns: list[Any]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ArrowFile, "write", full)
+    monkeypatch.setattr(ArrowFile, "_write", full)
     with pytest.raises(InputError, match=r"--out: .*run cannot be written \(No space left"):
         run_one(tmp_path / "run", rows(30))
     assert list((tmp_path / "run").iterdir()) == []
