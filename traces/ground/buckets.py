@@ -47,7 +47,7 @@ def bucket_of(tokens: int, buckets: Sequence[LengthBucket] = DEFAULT_BUCKETS) ->
     return None
 
 
-def parse_buckets(text: str, option: str = "--buckets") -> tuple[LengthBucket, ...]:
+def parse_buckets(text: str) -> tuple[LengthBucket, ...]:
     """Read buckets such as `chat:5000,document:131072`.
 
     Raises:
@@ -58,17 +58,17 @@ def parse_buckets(text: str, option: str = "--buckets") -> tuple[LengthBucket, .
         name, colon, limit = part.strip().partition(":")
         if not colon or not _NAME.fullmatch(name) or not re.fullmatch(r"[0-9]{1,12}", limit):
             raise InputError(
-                f"{option}: {part.strip()!r} is not NAME:TOKENS; "
-                "write e.g. chat:5000,document:131072"
+                f"--buckets: {part.strip()!r} is not NAME:TOKENS; write e.g. "
+                "chat:5000,document:131072"
             )
         bucket = named_bucket(name, int(limit))
         if bucket.up_to < 1:
-            raise InputError(f"{option}: {part.strip()!r} holds no request; give 1 token or more")
+            raise InputError(f"--buckets: {part.strip()!r} holds no request; give 1 token or more")
         if any(name == other.name for other in buckets):
-            raise InputError(f"{option}: bucket {name!r} is given twice; give each its own name")
+            raise InputError(f"--buckets: bucket {name!r} is given twice; give each its own name")
         if buckets and bucket.up_to <= buckets[-1].up_to:
             raise InputError(
-                f"{option}: {name}:{limit} after {buckets[-1].name}:{buckets[-1].up_to}; "
+                f"--buckets: {name}:{limit} after {buckets[-1].name}:{buckets[-1].up_to}; "
                 "put the buckets in ascending order"
             )
         buckets.append(bucket)
