@@ -10,7 +10,7 @@ import typer
 
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json, talk
-from forebay.traces.ground.command_line.options import AsJson, Force, takes_options
+from forebay.traces.ground.command_line.options import AsJson, Force, an_option, takes_options
 from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,18 +27,11 @@ compare_app = new_app()
 report_app = new_app()
 
 Beyond = Annotated[
-    int,
-    typer.Option(
-        "--min-beyond",
-        min=0,
-        help="Hide a percentile with fewer samples beyond it.",
-    ),
+    int, an_option("Hide a percentile with fewer samples beyond it.", "--min-beyond", min=0)
 ]
 SloText = Annotated[
     str | None,
-    typer.Option(
-        "--slo", help="Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s."
-    ),
+    an_option("Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s.", "--slo"),
 ]
 
 
@@ -48,32 +41,27 @@ class FigureOptions:
 
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, help="Price of a GPU for an hour: adds the cost of a million tokens."
-        ),
+        an_option("Price of a GPU for an hour: adds the cost of a million tokens.", min=0.0),
     ] = None
     gpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
+        int | None, an_option("GPUs that the price counts; default: those of the run.", min=1)
     ] = None
     since: Annotated[
-        str | None,
-        typer.Option(help="Only requests due since then: 24h or 7d before the end, or a date."),
+        str | None, an_option("Only requests due since then: 24h or 7d before the end, or a date.")
     ] = None
     between: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="START..END",
-            help="Only requests due then: 1m..5m of the run, or dates. Once for each run, or "
+        an_option(
+            "Only requests due then: 1m..5m of the run, or dates. Once for each run, or "
             "several times for a single one, which are then compared.",
+            metavar="START..END",
         ),
     ] = None
     unit: Annotated[
-        str | None,
-        typer.Option(help="Unit of a histogram file that does not state it: ns, us, ms, s."),
+        str | None, an_option("Unit of a histogram file that does not state it: ns, us, ms, s.")
     ] = None
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")] = False
-    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")] = False
+    markdown: Annotated[bool, an_option("Write a Markdown table.", "--markdown")] = False
+    as_csv: Annotated[bool, an_option("Write CSV, in base units.", "--csv")] = False
     as_json: AsJson = False
 
     def form(self) -> str:
@@ -130,19 +118,18 @@ def compare(
     min_beyond: Beyond = 10,
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fail-if",
-            metavar="CONDITION",
-            help="Exit with status 1 if a run meets it, e.g. 'chat.ttft_p99 > 5%' (against A), "
+        an_option(
+            "Exit with status 1 if a run meets it, e.g. 'chat.ttft_p99 > 5%' (against A), "
             "'e2e_p50 > 2s' or 'attainment < 0.99'; may be repeated.",
+            metavar="CONDITION",
         ),
     ] = None,
     fail_if_worse: Annotated[
         bool,
-        typer.Option(
-            "--fail-if-worse",
-            help="Exit with status 1 if a run is worse in a figure of the headline, or the runs "
+        an_option(
+            "Exit with status 1 if a run is worse in a figure of the headline, or the runs "
             "cannot be compared.",
+            "--fail-if-worse",
         ),
     ] = False,
     figures: FigureOptions,
@@ -244,10 +231,10 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file to write; default: report.html, .md or .csv."),
+        an_option("The file to write; default: report.html, .md or .csv.", "--out", "-o"),
     ] = None,
     slo: SloText = None,
-    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    title: Annotated[str | None, an_option("Heading of the page.")] = None,
     min_beyond: Beyond = 10,
     force: Force = False,
     figures: FigureOptions,

@@ -13,7 +13,7 @@ from forebay.traces.cli.output import Totals, check_output, print_result, to_fil
 from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
 from forebay.traces.formats import open_trace
 from forebay.traces.ground.command_line.messages import talk
-from forebay.traces.ground.command_line.options import AsJson, Force, Output, Seed
+from forebay.traces.ground.command_line.options import AsJson, Force, Output, Seed, an_option
 from forebay.traces.ground.command_line.quantities import seconds
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -45,7 +45,7 @@ def _note(context: typer.Context, option: typer.CallbackParam, value: Any) -> An
 
 
 def _step(help_text: str, metavar: str | None = None) -> Any:
-    return typer.Option(callback=_note, metavar=metavar, help=help_text)
+    return an_option(help_text, callback=_note, metavar=metavar)
 
 
 def edit_trace(
@@ -66,7 +66,8 @@ def edit_trace(
         str | None,
         _step(
             "shorten to limits, e.g. input_tokens=8192,output_tokens=512,context=32768; prompts "
-            "keep their beginning", "<limits>",
+            "keep their beginning",
+            "<limits>",
         ),
     ] = None,
     drop: Annotated[str | None, _step("leave requests beyond such limits out", "<limits>")] = None,
@@ -75,16 +76,17 @@ def edit_trace(
     ] = None,
     anonymise: Annotated[
         bool,
-        typer.Option(
-            "--anonymise", callback=_note,
-            help=f"replace text and names by hashes with the key in {SALT}, else a random key",
+        an_option(
+            f"replace text and names by hashes with the key in {SALT}, else a random key",
+            "--anonymise",
+            callback=_note,
         ),
     ] = False,
     seed: Seed = 0,
     output: Output = "-",
     force: Force = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     values = locals()
     steps = [(name, values[name]) for name in context.meta.get(STEPS, ())]
     if not steps:
@@ -178,7 +180,7 @@ CHANGES: dict[str, Callable[[Rows, Any, int], Rows]] = {
 def merge_traces(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="two traces or more")],
     shared: Annotated[
-        bool, typer.Option("--shared", help="equal block ids of the traces are equal text")
+        bool, an_option("equal block ids of the traces are equal text", "--shared")
     ] = False,
     output: Output = "-",
     force: Force = False,

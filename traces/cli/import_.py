@@ -26,6 +26,7 @@ from forebay.traces.ground.command_line.options import (
     Force,
     Output,
     Seed,
+    an_option,
     one_or_more,
     takes_options,
 )
@@ -58,15 +59,14 @@ def import_trace(
     output: Output = "-",
     columns: Annotated[
         str | None,
-        typer.Option(
+        an_option(
+            "columns of any other CSV, JSON or Parquet file",
             "--map",
             metavar="TARGET=COLUMN[:UNIT],...",
-            help="columns of any other CSV, JSON or Parquet file",
         ),
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="show format, mapping and first rows; write nothing"),
+        bool, an_option("show format, mapping and first rows; write nothing", "--dry-run")
     ] = False,
     options: ReadOptions,
     force: Force = False,

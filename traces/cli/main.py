@@ -32,6 +32,7 @@ from forebay.traces.ground.command_line.options import (
     Rate,
     Seed,
     SkipBad,
+    an_option,
     one_or_more,
 )
 from forebay.traces.ground.errors import InputError
@@ -47,10 +48,8 @@ app.add_typer(synth_app, name="synth")
 
 Tokens = Annotated[
     str,
-    typer.Option(
-        "--tokens",
-        "--tokenizer",
-        help="encoding, model or tokenizer.json to count with, or estimate",
+    an_option(
+        "encoding, model or tokenizer.json to count with, or estimate", "--tokens", "--tokenizer"
     ),
 ]
 
@@ -70,10 +69,9 @@ def fetch(
         typer.Argument(metavar="NAME", help="name of the trace or task; without it, list them"),
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option("--out", "-o", help="file to write; default: the published name"),
+        str | None, an_option("file to write; default: the published name", "--out", "-o")
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="URL of a mirror")] = None,
+    url: Annotated[str | None, an_option("URL of a mirror")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -135,24 +133,15 @@ def zeroscrolls(
         list[str], typer.Argument(metavar="PATH...", help="zip file, directory or .jsonl file")
     ],
     output: Output,
-    task: Annotated[
-        str | None, typer.Option("--task", help="the task, if the path does not name it")
-    ] = None,
-    split: Annotated[str, typer.Option("--split", help="test or validation")] = "test",
-    form: Annotated[str, typer.Option("--form", help="completions (input unchanged) or chat")] = (
-        "completions"
-    ),
-    order: Annotated[str, typer.Option("--order", help="file, grouped, shuffled or zipf")] = "file",
-    zipf: Annotated[float, typer.Option("--zipf", help="exponent of --order zipf")] = 0.8,
+    task: Annotated[str | None, an_option("the task, if the path does not name it")] = None,
+    split: Annotated[str, an_option("test or validation")] = "test",
+    form: Annotated[str, an_option("completions (input unchanged) or chat")] = ("completions"),
+    order: Annotated[str, an_option("file, grouped, shuffled or zipf")] = "file",
+    zipf: Annotated[float, an_option("exponent of --order zipf")] = 0.8,
     context: Annotated[
-        int | None,
-        typer.Option(
-            "--context", help="context in tokens; prompts are cut to fit it with their answers"
-        ),
+        int | None, an_option("context in tokens; prompts are cut to fit it with their answers")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", help="most requests, counted in that order")
-    ] = None,
+    limit: Annotated[int | None, an_option("most requests, counted in that order")] = None,
     tokens: Tokens = DEFAULT_ENCODING,
     arrivals: Arrivals = "poisson",
     rate: Rate = 1.0,
@@ -227,28 +216,20 @@ def zeroscrolls(
 def needle(
     output: Output,
     haystack: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--haystack", help='.jsonl of {"doc_id", "text"} rows; default: meaningless words'
-        ),
+        list[str] | None, an_option('.jsonl of {"doc_id", "text"} rows; default: meaningless words')
     ] = None,
-    lengths: Annotated[
-        str, typer.Option("--lengths", help="prompt tokens, separated by commas")
-    ] = "8192,32768,122880",
+    lengths: Annotated[str, an_option("prompt tokens, separated by commas")] = "8192,32768,122880",
     depths: Annotated[
-        str, typer.Option("--depths", help="from 0 (start) to 1 (end), separated by commas")
+        str, an_option("from 0 (start) to 1 (end), separated by commas")
     ] = "0.1,0.5,0.9",
-    questions: Annotated[int, typer.Option("--questions", help="questions for each haystack")] = 4,
-    output_tokens: Annotated[
-        int, typer.Option("--output-tokens", help="tokens of each answer")
-    ] = 32,
+    questions: Annotated[int, an_option("questions for each haystack")] = 4,
+    output_tokens: Annotated[int, an_option("tokens of each answer")] = 32,
     tokens: Tokens = DEFAULT_ENCODING,
     arrivals: Arrivals = "constant",
     rate: Rate = 1.0,
     seed: Seed = 0,
     answers: Annotated[
-        str | None,
-        typer.Option("--answers", help="file for expected answers; default: OUTPUT.answers.jsonl"),
+        str | None, an_option("file for expected answers; default: OUTPUT.answers.jsonl")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

@@ -14,11 +14,9 @@ from pathlib import Path
 from sys import maxsize
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
-import typer
-
 from forebay.traces.formats.head import Head, head_of, numbered_result
 from forebay.traces.formats.totals import is_table, refuse_without_requests
-from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time
+from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time, an_option
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
@@ -46,32 +44,21 @@ class ReadOptions:
     """
 
     sort: Annotated[
-        bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
+        bool, an_option("sort all rows by arrival (keeps them in memory)", "--sort")
     ] = False
     skip_bad: SkipBad = False
-    input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", help="prompt tokens of such a row")
-    ] = None
-    output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", help="answer tokens of such a row")
-    ] = None
+    input_tokens: Annotated[int | None, an_option("prompt tokens of such a row")] = None
+    output_tokens: Annotated[int | None, an_option("answer tokens of such a row")] = None
     block_tokens: Annotated[
-        int | None,
-        typer.Option("--block-tokens", help="tokens of a block of hash_ids; default: the format's"),
+        int | None, an_option("tokens of a block of hash_ids; default: the format's")
     ] = None
     time_unit: Annotated[
-        str | None,
-        typer.Option("--time-unit", help="mooncake, aiperf: s, ms, us or ns; default: ms"),
+        str | None, an_option("mooncake, aiperf: s, ms, us or ns; default: ms")
     ] = None
     tokens: Annotated[
-        str,
-        typer.Option(
-            "--tokens", "--tokenizer", help="encoding, model or tokenizer.json, or estimate"
-        ),
+        str, an_option("encoding, model or tokenizer.json, or estimate", "--tokens", "--tokenizer")
     ] = DEFAULT_ENCODING
-    mode: Annotated[
-        str, typer.Option("--mode", help="a turn holds the history: auto, cumulative or delta")
-    ] = "auto"
+    mode: Annotated[str, an_option("a turn holds the history: auto, cumulative or delta")] = "auto"
     session_gap_s: Annotated[
         float, a_time("mean time between starts of sessions", "--session-gap")
     ] = 30.0

@@ -7,9 +7,7 @@ from random import Random
 from statistics import NormalDist
 from typing import Annotated, Any, Protocol, cast
 
-import typer
-
-from forebay.traces.ground.command_line.options import same_named
+from forebay.traces.ground.command_line.options import an_option, same_named
 from forebay.traces.ground.errors import InputError
 
 
@@ -147,7 +145,7 @@ def a_length(option: str, what: str = "") -> Any:
         return parse_length(text, option) if isinstance(text, str) else cast(Length, text)
 
     help_text = f"{what}tokens, as N, uniform:MIN,MAX or lognormal:MEDIAN,SIGMA,MIN,MAX"
-    return typer.Option(option, parser=parse, metavar="<str>", help=help_text)
+    return an_option(help_text, option, parser=parse, metavar="<str>")
 
 
 DocumentTokens = Annotated[Length, a_length("--document-tokens")]
