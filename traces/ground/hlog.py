@@ -33,13 +33,10 @@ SIGNIFICANT_DIGITS = 3
 MAX_VALUE_UNIT_RATIO = 1000  # Interval_Max is in ms, the histogram in us
 MAX_PENDING = 65_536  # values kept before they are added to the interval's histogram
 BULK_FROM = 64  # for fewer values a loop is faster than numpy's fixed cost
-YEAR_S = 366 * 86_400
 LEGEND = '"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"'
 
 _TAG = re.compile(r"[^,\s]+")
 _BASE64 = re.compile(r"HISTF[A-Za-z0-9+/]+={0,2}")
-_BASE_TIME = re.compile(r"#\[BaseTime: ([0-9.eE+-]+)")
-_START_TIME = re.compile(r"#\[StartTime: ([0-9.eE+-]+)")
 _OVERFLOW = re.compile(r"#\[overflow: (\S+) (\d+) above")
 _DECODE_ERRORS = (
     binascii.Error,
@@ -298,31 +295,16 @@ def read_hlog(path: Path | str) -> dict[str, list[LogInterval]]:
 
 
 def hlog_intervals(path: Path | str) -> Iterator[tuple[str, LogInterval]]:
-    """Read the tag and interval of each line of a log.
+    """Read the tag and interval of each line of a log of ours.
 
-    A line that is neither comment nor interval raises InputError with its number. Time stamps are
-    read as by the Java reader: with a BaseTime they count from it. Without one they count from the
-    StartTime if they are more than a year before it, else from 1970.
+    A line that is neither comment nor interval raises InputError with its number.
     """
-    base: float | None = None
-    start: float | None = None
     try:
         with open(path, encoding="utf-8", newline="\n") as lines:
             for number, raw in enumerate(lines, 1):
                 line = raw.rstrip("\r\n")
-                where = f"{path}:{number}"
-                if line.startswith("#"):
-                    base = _stamp(_BASE_TIME, line, where, base)
-                    start = _stamp(_START_TIME, line, where, start)
-                elif line and line != LEGEND:
-                    tag, stamp, length, histogram = _interval(line, where)
-                    if start is None:
-                        start = stamp if base is None else base + stamp
-                    if base is not None:
-                        stamp += base - start
-                    elif stamp >= start - YEAR_S:
-                        stamp -= start
-                    yield tag, LogInterval(stamp, length, histogram)
+                if line and not line.startswith("#") and line != LEGEND:
+                    yield _interval(line, f"{path}:{number}")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -336,12 +318,7 @@ def read_overflows(path: Path | str) -> dict[str, int]:
         return {match[1]: int(match[2]) for match in matches if match is not None}
 
 
-def _stamp(pattern: re.Pattern[str], line: str, where: str, previous: float | None) -> float | None:
-    match = pattern.match(line)
-    return previous if match is None else _number(match[1], "seconds since 1970", where)
-
-
-def _interval(line: str, where: str) -> tuple[str, float, float, Any]:
+def _interval(line: str, where: str) -> tuple[str, LogInterval]:
     tag, rest = "", line
     if line.startswith("Tag="):
         tag, _, rest = line[4:].partition(",")
@@ -364,7 +341,7 @@ def _interval(line: str, where: str) -> tuple[str, float, float, Any]:
     # The payload has the maximum rounded; the line has it exactly, if it counts in our unit.
     if histogram.values_are_equivalent(largest_us, histogram.max_value):
         histogram.max_value = largest_us
-    return tag, start, length, histogram
+    return tag, LogInterval(start, length, histogram)
 
 
 def _number(text: str, what: str, where: str) -> float:

@@ -193,24 +193,6 @@ def test_reads_what_java_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "stamp", "start_s"),
-    [
-        ("#[StartTime: 1000.0 (s)]\n#[BaseTime: 1000.0 (s)]\n", "2.000", 2.0),
-        ("#[StartTime: 1000.0 (s)]\n#[BaseTime: 990.0 (s)]\n", "12.000", 2.0),
-        ("#[StartTime: 1700000000.0 (s)]\n", "1700000002.000", 2.0),  # absolute
-        ("#[StartTime: 1700000000.0 (s)]\n", "2.000", 2.0),  # a year before: relative
-        ("", "5.000", 0.0),  # no header: the first line is the start
-    ],
-)
-def test_stamps_follow_the_java_reader(
-    tmp_path: Path, header: str, stamp: str, start_s: float
-) -> None:
-    path = tmp_path / "x.hlog"
-    path.write_text(f"{header}{stamp},1.000,2.769,{JAVA_PAYLOAD}\n")
-    assert read_hlog(path)[""][0].start_s == start_s
-
-
-@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("1.0,1.0,HISTFAAAA", "3 fields"),
