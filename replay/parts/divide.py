@@ -108,8 +108,5 @@ def divide(rows: Iterable[TraceRequest], count: int) -> bytearray:
             if ours != theirs:
                 joined[ours] = theirs
         group_of_id[row.id] = group
-    return bytearray(_hash(leader(group)) % count for group in group_of_row)
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    hashes = (blake2b(leader(group).encode(), digest_size=8).digest() for group in group_of_row)
+    return bytearray(int.from_bytes(each, "big") % count for each in hashes)

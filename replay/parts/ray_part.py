@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.replay.parts.divide import PartJob
-from forebay.replay.parts.ray_cluster import connect
+from forebay.replay.parts.pool import connect
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.plan import say
 from forebay.replay.results.folder import ANSWERS, FILES

@@ -160,7 +160,7 @@ def run_on_ray(
     sweep: Sequence[SweepCase], address: str, *, bounded: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Simulate the cases on a Ray cluster (InputError: Ray is missing or unreachable)."""
-    from forebay.replay.parts.ray_cluster import connect
+    from forebay.replay.parts.pool import connect
 
     ray = connect(address)
     try:
