@@ -10,8 +10,8 @@ from random import Random
 
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
+from forebay.traces.synth.documents import Zipf
 from forebay.traces.synth.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
-from forebay.traces.synth.popularity import Zipf
 
 CHAT, DOCUMENT = "chat", "document"
 CLASSES = (CHAT, DOCUMENT)

@@ -12,7 +12,7 @@ arrivals. Memory grows with users and documents, never with rows.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
-from itertools import count
+from itertools import accumulate, count
 from random import Random
 from typing import Annotated
 
@@ -39,7 +39,6 @@ from forebay.traces.synth.lengths import (
     OutputTokens,
     QuestionTokens,
 )
-from forebay.traces.synth.popularity import Zipf
 
 Users = Annotated[int, an_option("number of users")]
 Instruction = Annotated[int, an_option("length of a prefix that all prompts share")]
@@ -167,6 +166,19 @@ def _arrivals(spec: Workload) -> Iterator[tuple[float, int | None]]:
             now_s, user = due[0]
             yield round(now_s, 6), user
             heapreplace(due, (now_s + dice.expovariate(pace), user))
+
+
+class Zipf:
+    """Draws rank k of `count` (from 0) with probability proportional to 1 / (k + 1)^s.
+
+    All ranks are equally likely with s = 0.
+    """
+
+    def __init__(self, count: int, s: float) -> None:
+        self._sums = list(accumulate((rank + 1) ** -s for rank in range(count)))
+
+    def draw(self, dice: Random) -> int:
+        return dice.choices(range(len(self._sums)), cum_weights=self._sums)[0]
 
 
 @dataclass(frozen=True, slots=True)

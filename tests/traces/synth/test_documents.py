@@ -19,7 +19,7 @@ from forebay.traces.ground.trace_line import row_bytes
 from forebay.traces.reading.jsonl import parse_row
 from forebay.traces.synth.arrivals import arrival_times
 from forebay.traces.synth.chat_beside_documents import ChatBesideDocuments, chat_beside_documents
-from forebay.traces.synth.documents import SharedDocument, Workload, shared_document, workload
+from forebay.traces.synth.documents import SharedDocument, Workload, Zipf, shared_document, workload
 from forebay.traces.synth.lengths import (
     AZURE_CONV_INPUT,
     Fixed,
@@ -29,7 +29,6 @@ from forebay.traces.synth.lengths import (
     Uniform,
     parse_length,
 )
-from forebay.traces.synth.popularity import Zipf
 
 
 def check_well_formed(requests: list[TraceRequest]) -> None:

@@ -10,10 +10,10 @@ EMNLP 2023.
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from forebay.traces.ground.errors import InputError
 from forebay.traces.reading.containers import MAX_LINE_BYTES
@@ -180,7 +180,9 @@ def _read(
     warnings: list[str] = []
     rows = skipped = 0
     label = str(path) if inner.as_posix() == path.as_posix() else f"{path}({inner})"
-    for number, line in _lines(file):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+        if not line.strip():
+            continue
         try:
             sample = _sample(name, line)
         except RowError as error:
@@ -203,11 +205,13 @@ def _read(
     expected = TASKS[name].rows
     if split == "test" and rows != expected:
         warnings.append(f"{label}: {rows} rows, the paper's Table 1 has {expected}")
+    with open(path, "rb") as whole:
+        sha256 = hashlib.file_digest(whole, "sha256").hexdigest()
     return TaskFile(
         name,
         split,
         str(path),
-        _sha256(path),
+        sha256,
         rows,
         skipped,
         tuple(replace(sample, outputs=tuple(outputs[sample.id])) for sample in samples.values()),
@@ -222,12 +226,6 @@ def _task_name(path: Path, inner: PurePosixPath, task: str | None) -> str:
             return name
     wrong = f" ({task!r} is not one)" if task else ""
     raise InputError(f"{path}: unknown task{wrong}; give --task, one of: {', '.join(TASKS)}")
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
-        if line.strip():
-            yield number, line
 
 
 def _sample(task: str, line: bytes) -> ZeroScrollsSample:
@@ -293,8 +291,3 @@ def by_document(samples: Sequence[ZeroScrollsSample]) -> dict[str, list[ZeroScro
     for sample in samples:
         groups.setdefault(sample.document_sha256(), []).append(sample)
     return groups
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,14 @@
 """Make a trace from ZeroSCROLLS samples, in a chosen order at chosen times.
 
-The order matters more to prefix caching than the rate, so it is an option with a seed.
+The order matters more to prefix caching than the rate, so it is an option with a seed. A prompt has
+the chat or the completions form, and is cut to a context length: the end of the document is cut
+off, so that the shared prefix stays shared.
+Source of the prompts: experiments/api of tau-nlp/zero_scrolls.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
@@ -14,10 +18,11 @@ from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.arrivals import arrival_times
 from forebay.traces.synth.prompts.zeroscrolls import TASKS, ZeroScrollsSample, by_document
-from forebay.traces.synth.prompts.zeroscrolls_prompts import prompt_form, truncated_prompt
 from forebay.traces.tokens import TokenCounter
 
 ORDERS = ("file", "grouped", "shuffled", "zipf")
+NO_EXPLANATION = " Do not provide any explanation."
+FORMS = ("completions", "chat")
 
 
 def ordered(
@@ -69,7 +74,24 @@ def to_trace(
     `document` is the first 16 hex digits of the sha256 of the whole document.
     """
     times = arrival_times(arrivals, rate_per_s, seed)
-    return _rows(samples, counter, form, context_tokens, times)
+
+    def requests() -> Iterator[TraceRequest]:
+        for sample, arrival_s in zip(samples, times, strict=False):  # the times never end
+            max_new_tokens = TASKS[sample.task].max_new_tokens
+            shaped = prompt_form(sample, form)
+            text = shaped.input
+            if context_tokens is not None:
+                text = truncated_prompt(shaped, counter, context_tokens, max_new_tokens)
+            yield TraceRequest(
+                id=request_id(sample),
+                arrival_s=arrival_s,
+                input_tokens=max(counter.count(text), 1),
+                output_tokens=max_new_tokens,
+                text=text,
+                document=sample.document_sha256()[:16],
+            )
+
+    return requests()
 
 
 def has_references(samples: Sequence[ZeroScrollsSample]) -> bool:
@@ -88,24 +110,66 @@ def request_id(sample: ZeroScrollsSample) -> str:
     return f"{sample.task}/{sample.id}"
 
 
-def _rows(
-    samples: Sequence[ZeroScrollsSample],
-    counter: TokenCounter,
-    form: str,
-    context_tokens: int | None,
-    times: Iterator[float],
-) -> Iterator[TraceRequest]:
-    for sample, arrival_s in zip(samples, times, strict=False):  # the times never end
-        max_new_tokens = TASKS[sample.task].max_new_tokens
-        shaped = prompt_form(sample, form)
-        text = shaped.input
-        if context_tokens is not None:
-            text = truncated_prompt(shaped, counter, context_tokens, max_new_tokens)
-        yield TraceRequest(
-            id=request_id(sample),
-            arrival_s=arrival_s,
-            input_tokens=max(counter.count(text), 1),
-            output_tokens=max_new_tokens,
-            text=text,
-            document=sample.document_sha256()[:16],
-        )
+def prompt_form(sample: ZeroScrollsSample, form: str) -> ZeroScrollsSample:
+    """Adapt the input of `sample`, and its indices, to the endpoint.
+
+    Completions: unchanged. Chat: up to the end of the query, because the response header
+    ("Answer:") is only for text completion. The first paragraph of six tasks asks for no
+    explanation.
+    """
+    if form == "completions":
+        return sample
+    if form != "chat":
+        raise InputError(f"--form {form}: not a form; one of: {', '.join(FORMS)}")
+    if not TASKS[sample.task].summary:
+        sample = _without_explanation(sample)
+    return replace(sample, input=sample.input[: sample.query_end])
+
+
+def _without_explanation(sample: ZeroScrollsSample) -> ZeroScrollsSample:
+    at = sample.input.find("\n\n")
+    if at < 0:
+        at = sample.document_start
+    added = len(NO_EXPLANATION)
+
+    def moved(index: int) -> int:
+        return index + added if index >= at else index
+
+    # Unlike the official code, this moves the inner documents, too.
+    return replace(
+        sample,
+        input=sample.input[:at] + NO_EXPLANATION + sample.input[at:],
+        document_start=moved(sample.document_start),
+        document_end=moved(sample.document_end),
+        query_start=moved(sample.query_start),
+        query_end=moved(sample.query_end),
+        inner_starts=tuple(moved(index) for index in sample.inner_starts),
+    )
+
+
+def truncated_prompt(
+    sample: ZeroScrollsSample, counter: TokenCounter, context_tokens: int, max_new_tokens: int
+) -> str:
+    """Cut the input of `sample` so that it and `max_new_tokens` fit in `context_tokens`.
+
+    The result is the beginning (whole tokens), the separator, and everything from the query on.
+
+    Raises:
+        InputError: not even the query fits.
+    """
+    room = context_tokens - max_new_tokens
+    if counter.count(sample.input) <= room:
+        return sample.input
+    suffix = sample.separator + sample.input[sample.query_start :]
+    before = sample.input[: sample.query_start]
+    budget = room - counter.count(suffix)
+    while budget > 0:
+        prompt = counter.head(before, budget) + suffix
+        over = counter.count(prompt) - room
+        if over <= 0:
+            return prompt
+        budget -= over  # tokens at the joint may differ from the tokens of the two parts
+    raise InputError(
+        f"{sample.task} {sample.id!r}: the query and {max_new_tokens} new tokens do not fit in "
+        f"--context {context_tokens}; give a longer one"
+    )

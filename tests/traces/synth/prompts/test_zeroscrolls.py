@@ -19,12 +19,14 @@ from forebay.traces.synth.prompts.zeroscrolls import (
     by_document,
     read_task,
 )
-from forebay.traces.synth.prompts.zeroscrolls_prompts import (
+from forebay.traces.synth.prompts.zeroscrolls_trace import (
     NO_EXPLANATION,
+    ORDERS,
+    ordered,
     prompt_form,
+    to_trace,
     truncated_prompt,
 )
-from forebay.traces.synth.prompts.zeroscrolls_trace import ORDERS, ordered, to_trace
 from forebay.traces.tokens import ByteEstimate
 
 FIXTURE = SHARED / "data" / "zero_scrolls_fixture"
@@ -268,16 +270,6 @@ def test_tokens_that_appear_at_the_seam_are_cut_too() -> None:
     counter = SeamCounter()
     prompt = truncated_prompt(sample(document="word " * 500), counter, 200, 10)
     assert counter.count(prompt) == 190
-
-
-def test_cutting_keeps_documents_shared() -> None:
-    counter = ByteEstimate()
-    document = "word " * 500
-    prompts = [
-        truncated_prompt(replace(sample(document=document), id=name), counter, 200, 10)
-        for name in "ab"
-    ]
-    assert prompts[0] == prompts[1]
 
 
 def samples() -> list[ZeroScrollsSample]:
