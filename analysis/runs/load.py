@@ -27,7 +27,7 @@ from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import is_text, printable
 from forebay.replay.results.folder import ROWS, SUMMARY
 from forebay.traces.formats.head import numbered_result
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.reading.containers import MAX_LINE_BYTES, json_value
 
 if TYPE_CHECKING:
@@ -158,10 +158,8 @@ def read_json(file: Path) -> Mapping[str, Any]:
     """Read an object from a file of a folder (InputError: missing, damaged or no object)."""
     _check_file(file)
     try:
-        with open(file, "rb") as content:
+        with reading(file), open(file, "rb") as content:
             value = json_value(content.read(MAX_LINE_BYTES))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise InputError(f"{file}: damaged JSON ({error}); repeat the run") from error
     if not isinstance(value, dict):

@@ -15,7 +15,7 @@ import orjson
 import yaml
 from yarl import URL
 
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 
 ASK_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1 << 20
@@ -83,9 +83,8 @@ def read_keys(path: Path) -> dict[str, str]:
         InputError: a bad file, with no key in the message.
     """
     try:
-        keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--keys {path}: cannot be read ({error.strerror})") from error
+        with reading(f"--keys {path}"):
+            keys = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--keys {path}: is not YAML; write lines such as acme: sk-1") from error
     if not isinstance(keys, dict) or not keys:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from forebay.traces.formats.columns import MappedColumn, Mapping, check_map
 from forebay.traces.formats.totals import AGGREGATES, only_totals, refuse_without_requests
 from forebay.traces.formats.usage import EXCLUDED, PARTS_OF_PROMPT
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import (
@@ -91,7 +91,7 @@ def sample(path: str | Path) -> list[Sampled]:
     columns: dict[str, list[Any]] = {}
     why: object = "no table in it; name its format (forebay traces formats)"
     try:
-        with open_input(str(path)) as file:
+        with reading(path), open_input(str(path)) as file:
             facts = FileFacts(path=str(path))
             for _, row in islice(table_rows(file, facts), SAMPLE_ROWS):
                 if isinstance(row, RowError):
@@ -105,8 +105,6 @@ def sample(path: str | Path) -> list[Sampled]:
                         columns.setdefault(name, []).append(value)
     except RowError as error:
         raise InputError(f"{path}: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if not columns:
         raise InputError(f"{path}: {why}")
     return [Sampled(name, _words(name), values) for name, values in columns.items()]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forebay.traces.formats.table import FOREBAY, MeasuredRequest, TraceFormat, detect, formats
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.reading.containers import Rows, table_rows
 from forebay.traces.reading.unpack import open_input
 from forebay.traces.rows import (
@@ -59,7 +59,7 @@ def file_rows(
     torn: InputError | None = None
     parsed = False
     try:
-        with open_input(str(path)) as file:
+        with reading(path), open_input(str(path)) as file:
             for number, row in rows(file, FileFacts(path=str(path))):
                 if torn is not None:
                     raise torn
@@ -70,8 +70,6 @@ def file_rows(
                     yield row
     except RowError as error:
         raise InputError(f"{path}: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if torn is not None and not parsed:
         raise torn
     if torn is not None and notes is not None:

@@ -1,5 +1,8 @@
 """Define the only exception for bad input, and make its text safe to print."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(Exception):
     """Input that cannot be used.
@@ -10,6 +13,15 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return escaped(super().__str__())
+
+
+@contextmanager
+def reading(name: object) -> Iterator[None]:
+    """Raise InputError that names the file, if the system cannot read it."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
 def escaped(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from xxhash import xxh3_64_intdigest
 
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, raw_lines
 from forebay.traces.reading.unpack import open_input
@@ -102,10 +102,8 @@ class TraceReader(Iterator[TraceRequest]):
             if Path(path).is_dir():
                 raise InputError(f"{path}: is a directory; name the trace file in it")
         # A generator owns the open file, so a reader that is abandoned half way closes it.
-        self._requests = self._rebased() if order.rebase else self._plain()
-
-    def __iter__(self) -> Self:
-        return self
+        plain = (request for request, _ in self._sorted())
+        self._requests = self._rebased() if order.rebase else plain
 
     def __next__(self) -> TraceRequest:
         return next(self._requests)
@@ -136,10 +134,6 @@ class TraceReader(Iterator[TraceRequest]):
             object.__setattr__(request, "arrival_s", round(request.arrival_s - start_s, 6))
             yield request
 
-    def _plain(self) -> Generator[TraceRequest]:
-        for request, _ in self._sorted():
-            yield request
-
     def _sorted(self) -> Generator[Ended]:
         if not self._order.held:
             yield from self._checked(None)
@@ -157,36 +151,33 @@ class TraceReader(Iterator[TraceRequest]):
     def _checked(self, emitted: list[float] | None) -> Generator[Ended]:
         """Read requests that obey the rules. `emitted` has the last time that the heap gave out."""
         last_s: float | None = None
-        try:
-            with open_input(self.path) as file:
-                facts = FileFacts(path=self.path, notes=self.notes)
-                items = self._items(file, facts)
-                number = 0
-                while True:
-                    try:
-                        numbered = next(items, None)
-                        if numbered is None:
-                            break
-                        number, item = numbered
-                        # A row may have several requests, each with its own check.
-                        for entry in self._parsed(item):
-                            request = entry.request
-                            least_s = last_s if emitted is None else emitted[0]
-                            self._check(request, least_s)
-                            last_s = request.arrival_s
-                            self.rows += 1
-                            yield entry
-                    # Other records are counted. A bad row is an error, unless it may be skipped.
-                    except NotARequestError as why:
-                        self.ignored[str(why)] += 1
-                    except RowError as error:
-                        where = f"{self.name}:{max(number, 1)}: {error}"
-                        if not self._skip_bad or error.fatal:
-                            raise InputError(where) from error
-                        self.first_skipped = self.first_skipped or where
-                        self.skipped += 1
-        except OSError as error:
-            raise InputError(f"{self.name}: cannot be read ({error.strerror})") from error
+        with reading(self.name), open_input(self.path) as file:
+            facts = FileFacts(path=self.path, notes=self.notes)
+            items = self._items(file, facts)
+            number = 0
+            while True:
+                try:
+                    numbered = next(items, None)
+                    if numbered is None:
+                        break
+                    number, item = numbered
+                    # A row may have several requests, each with its own check.
+                    for entry in self._parsed(item):
+                        request = entry.request
+                        least_s = last_s if emitted is None else emitted[0]
+                        self._check(request, least_s)
+                        last_s = request.arrival_s
+                        self.rows += 1
+                        yield entry
+                # Other records are counted. A bad row is an error, unless it may be skipped.
+                except NotARequestError as why:
+                    self.ignored[str(why)] += 1
+                except RowError as error:
+                    where = f"{self.name}:{max(number, 1)}: {error}"
+                    if not self._skip_bad or error.fatal:
+                        raise InputError(where) from error
+                    self.first_skipped = self.first_skipped or where
+                    self.skipped += 1
         if not self.rows:
             raise InputError(f"{self.name}: no requests in this trace{self._why_none()}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from forebay.traces.ground.decoders import Decoder, GzipMember, ZstdError, zstd_decoder
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
@@ -250,25 +250,20 @@ def _damaged_zip(name: str, error: Exception) -> InputError:
 
 def read_head(path: str | Path) -> bytes:
     """Return the first bytes of `path`, unpacked. A pipe and `-` are only peeked at."""
-    name = str(path)
-    if name == "-":
-        peek = getattr(sys.stdin.buffer, "peek", None)
-        raw: BinaryIO = BytesIO(peek(HEAD_BYTES)[:HEAD_BYTES] if peek else b"")
-    elif Path(path).is_file():  # reading here would take bytes from a pipe
-        try:
+    name, head = str(path), b""
+    with reading(path):
+        if name == "-":
+            peek = getattr(sys.stdin.buffer, "peek", None)
+            raw: BinaryIO = BytesIO(peek(HEAD_BYTES)[:HEAD_BYTES] if peek else b"")
+        elif Path(path).is_file():  # reading here would take bytes from a pipe
             raw = open(path, "rb")  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    else:
-        return b""
-    head = b""
-    try:
-        with raw, _unpacked_file(raw, name) as opened:
-            file: Any = opened  # a step at a time, to keep the bytes before any damage
-            while len(head) < HEAD_BYTES and (more := file.read1(HEAD_BYTES - len(head))):
-                head += more
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except InputError:
-        pass  # the head ends at the cut, and the reader of the rest reports it
+        else:
+            return b""
+        try:
+            with raw, _unpacked_file(raw, name) as opened:
+                file: Any = opened  # a step at a time, to keep the bytes before any damage
+                while len(head) < HEAD_BYTES and (more := file.read1(HEAD_BYTES - len(head))):
+                    head += more
+        except InputError:
+            pass  # the head ends at the cut, and the reader of the rest reports it
     return head.removeprefix(BOM)

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_type_hints
 
 import orjson
 
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 
 VERSION: Final = 2
 
@@ -136,15 +136,14 @@ def write_model(model: TrafficModel) -> bytes:
 def read_model(path: str | Path) -> TrafficModel:
     """Read a model (InputError: not a model)."""
     try:
-        values = orjson.loads(Path(path).read_bytes())
+        with reading(path):
+            values = orjson.loads(Path(path).read_bytes())
         model = TrafficModel(**values)
-        model.first = [_first(row) for row in model.first]
-        model.later = [_later(row) for row in model.later]
-        model.long_first = [_first(row) for row in model.long_first]
-        model.long_later = [_later(row) for row in model.long_later]
+        model.first = _turns(FirstTurn, model.first)
+        model.later = _turns(LaterTurn, model.later)
+        model.long_first = _turns(FirstTurn, model.long_first)
+        model.long_later = _turns(LaterTurn, model.long_later)
         _check(model)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: not a model of traces fit ({error}); make one with forebay traces fit"
@@ -152,17 +151,10 @@ def read_model(path: str | Path) -> TrafficModel:
     return model
 
 
-def _first(row: Sequence[Any]) -> FirstTurn:
-    a, b, c, d, turns, start_s, span_s = row
-    return FirstTurn(int(a), int(b), int(c), int(d), int(turns), float(start_s), float(span_s))
-
-
-def _later(row: Sequence[Any]) -> LaterTurn:
-    before, share, new, output, gap_s, think_s, hits, ago, follows = row
-    return LaterTurn(
-        int(before), float(share), int(new), int(output), float(gap_s), float(think_s),
-        int(hits), int(ago), int(follows),
-    )  # fmt: skip
+def _turns(kind: Any, rows: Sequence[Any]) -> list[Any]:
+    """Make turns of lists of values, each of the type of its field."""
+    types = get_type_hints(kind).values()
+    return [kind(*(of(value) for of, value in zip(types, row, strict=True))) for row in rows]
 
 
 def _check(model: TrafficModel) -> None:

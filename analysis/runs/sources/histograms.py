@@ -17,7 +17,7 @@ from forebay.analysis.runs.sources.hlog import UNITS_S, HistogramLog, Interval, 
 from forebay.analysis.runs.sources.rows import NO_VERDICT, FileOrigin, origin_info
 from forebay.analysis.statistics.quantiles import Floats, percentile_table
 from forebay.traces.formats.totals import HGRM
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 
 COLUMNS = {
     "ttft_response": "ttft_response_s",
@@ -41,10 +41,8 @@ NOT_JOINT = "each percentile is exact, but which values belong to one request is
 
 def load_histograms(path: Path, name: str | None, unit: str | None) -> RunData:
     """Read an .hlog or an .hgrm as a run. Raises InputError."""
-    try:
+    with reading(path):
         text = path.read_text("utf-8", "replace")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     # The columns of a percentile distribution stand in one of its first lines.
     header = next(filter(None, map(HGRM.match, text[:4096].splitlines())), None)
     if header is not None:

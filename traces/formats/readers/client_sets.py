@@ -21,7 +21,7 @@ from random import Random
 import orjson
 
 from forebay.traces.formats.table import ReadOptions, TraceFormat
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.rows import SHAPE_ERRORS
 
@@ -85,9 +85,8 @@ def _read(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
 
 def _windows(file: Path) -> Iterator[_Window]:
     try:
-        rows = list(csv.reader(file.read_text("utf-8", "replace").splitlines()))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+        with reading(file):
+            rows = list(csv.reader(file.read_text("utf-8", "replace").splitlines()))
     except csv.Error as error:
         raise InputError(f"{file}: not CSV ({error}); fetch it again") from error
     for number, row in enumerate(rows, 1):

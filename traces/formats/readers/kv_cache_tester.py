@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from forebay.traces.formats.table import ReadOptions, TraceFormat
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import table_rows
 from forebay.traces.reading.jsonl import seconds, whole_number
@@ -45,7 +45,7 @@ def read_sessions(path: str | Path) -> list[list[TraceRequest]]:
     for file in files or [path]:
         where = str(file)
         try:
-            with open_input(where) as opened:
+            with reading(file), open_input(where) as opened:
                 for line, row in table_rows(opened, FileFacts(path=str(file))):
                     where = f"{file}:{line}"
                     if isinstance(row, RowError):
@@ -55,8 +55,6 @@ def read_sessions(path: str | Path) -> list[list[TraceRequest]]:
                     where = str(file)
         except RowError as error:
             raise InputError(f"{where}: {error}") from error
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read ({error.strerror})") from error
         except SHAPE_ERRORS as error:
             raise InputError(f"{where}: {shape_error(error)}") from error
     return sessions

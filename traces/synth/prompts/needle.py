@@ -16,7 +16,7 @@ from random import Random
 import orjson
 
 from forebay.traces.ground.command_line.options import one_or_more
-from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.errors import InputError, reading
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import parse_object
 from forebay.traces.reading.unpack import open_input
@@ -65,19 +65,16 @@ def load_haystack(paths: Sequence[str | Path]) -> str:
     """
     texts: list[str] = []
     for path in paths:
-        try:
-            with open_input(str(path)) as file:
-                for number, line in enumerate(file, start=1):
-                    try:
-                        text = parse_object(line).get("text") if line.strip() else ""
-                        if type(text) is not str:
-                            raise RowError('no string under "text"; give {"doc_id", "text"} rows')
-                    except RowError as error:
-                        raise InputError(f"{path}:{number}: {error}") from error
-                    if text:
-                        texts.append(text)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        with reading(path), open_input(str(path)) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = parse_object(line).get("text") if line.strip() else ""
+                    if type(text) is not str:
+                        raise RowError('no string under "text"; give {"doc_id", "text"} rows')
+                except RowError as error:
+                    raise InputError(f"{path}:{number}: {error}") from error
+                if text:
+                    texts.append(text)
     if not texts:
         raise InputError(f"{', '.join(map(str, paths))}: no text in the haystack; check the files")
     return "\n\n".join(texts)
@@ -137,41 +134,32 @@ def needle_requests(
                 "give more text or shorter lengths"
             )
     times = arrival_times(arrivals, rate_per_s, seed)
-    return _requests(haystack, counter, lengths, depths, questions, output_tokens, times, seed)
 
+    def requests() -> Iterator[tuple[TraceRequest, NeedleAnswer]]:
+        for length in lengths:
+            dice = Random(f"{seed}:needle:{length}")  # depths of one length hide the same needle
+            place, number = dice.choice(_PLACES), str(dice.randrange(1_000_000, 10_000_000))
+            needle = f" The special number of the sluice gate at {place} is {number}. "
+            texts = [_question(index, place) for index in range(questions)]
+            # All questions about a haystack follow the same text: leave room for the longest.
+            ends = [f"\n\nQuestion: {question}\nAnswer:" for question in texts]
+            budget = length - counter.count(INSTRUCTION + needle) - max(map(counter.count, ends))
+            body = counter.head(haystack, budget)
+            for depth in depths:
+                text = INSTRUCTION + _hidden(body, needle, depth)
+                for index, (question, end) in enumerate(zip(texts, ends, strict=True)):
+                    name = f"needle-{length}-{depth:g}-{index}"
+                    request = TraceRequest(
+                        id=name,
+                        arrival_s=next(times),
+                        input_tokens=counter.count(text + end),
+                        output_tokens=output_tokens,
+                        text=text + end,
+                        document=f"haystack-{length}-{depth:g}",
+                    )
+                    yield request, NeedleAnswer(name, number, question, length, depth)
 
-def _requests(
-    haystack: str,
-    counter: TokenCounter,
-    lengths: Sequence[int],
-    depths: Sequence[float],
-    questions: int,
-    output_tokens: int,
-    times: Iterator[float],
-    seed: int,
-) -> Iterator[tuple[TraceRequest, NeedleAnswer]]:
-    for length in lengths:
-        dice = Random(f"{seed}:needle:{length}")  # depths of one length hide the same needle
-        place, number = dice.choice(_PLACES), str(dice.randrange(1_000_000, 10_000_000))
-        needle = f" The special number of the sluice gate at {place} is {number}. "
-        texts = [_question(index, place) for index in range(questions)]
-        # All questions about a haystack follow the same text: leave room for the longest.
-        ends = [f"\n\nQuestion: {question}\nAnswer:" for question in texts]
-        budget = length - counter.count(INSTRUCTION + needle) - max(map(counter.count, ends))
-        body = counter.head(haystack, budget)
-        for depth in depths:
-            text = INSTRUCTION + _hidden(body, needle, depth)
-            for index, (question, end) in enumerate(zip(texts, ends, strict=True)):
-                name = f"needle-{length}-{depth:g}-{index}"
-                request = TraceRequest(
-                    id=name,
-                    arrival_s=next(times),
-                    input_tokens=counter.count(text + end),
-                    output_tokens=output_tokens,
-                    text=text + end,
-                    document=f"haystack-{length}-{depth:g}",
-                )
-                yield request, NeedleAnswer(name, number, question, length, depth)
+    return requests()
 
 
 def _question(index: int, place: str) -> str:
