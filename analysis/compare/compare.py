@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.analysis.compare.figures import (
-    LATENCIES,
-    Figures,
-    Price,
-    RunFigures,
-    recorded_slos,
-    run_figures,
-)
+from forebay.analysis.compare.figures import Figures, Price, RunFigures, run_figures
 from forebay.analysis.compare.lines import (
     COSTS,
     LATENCY_LABELS,
@@ -45,7 +38,7 @@ from forebay.analysis.runs.provenance import (
     verdict,
     warnings,
 )
-from forebay.analysis.runs.run import RunData, from_sending
+from forebay.analysis.runs.run import LATENCIES, RunData, from_sending
 from forebay.analysis.statistics.intervals import ratio_interval
 from forebay.analysis.statistics.quantiles import MIN_BEYOND, SHARES, Floats, Percentiles
 from forebay.analysis.statistics.units import listed
@@ -237,9 +230,7 @@ def _paired(a: RunFigures, b: RunFigures, bucket: str, column: str) -> tuple[Flo
 
 def _places(side: RunFigures, bucket: str, column: str) -> dict[str, int]:
     """Return the row of each answered id. Empty if a request has none, or two share one."""
-    ids = side.run.words.get("id")
-    if ids is None:
-        return {}
+    ids = side.run.words["id"]
     rows = np.flatnonzero(side.of[bucket].ok & ~np.isnan(side.run.numbers[column])).tolist()
     places = {ids[row]: row for row in rows if ids[row]}
     return places if len(places) == len(rows) else {}
@@ -305,7 +296,7 @@ def _with_doubts(comparison: Comparison) -> Comparison:
 def _late_sending_matters(comparison: Comparison) -> bool:
     """True if another run is better by latencies from when requests were sent."""
     runs, min_beyond = (comparison.a.run, comparison.b.run), comparison.min_beyond
-    targets = comparison.slos or recorded_slos(runs[0])
+    targets = comparison.slos or runs[0].slos()
     a, b = run_figures([from_sending(run) for run in runs], targets, min_beyond)
     sent = _compare(a, b, targets, min_beyond).outcome()
     return any(sent.get(key) != better for key, better in comparison.outcome().items())

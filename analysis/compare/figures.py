@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.analysis.runs.run import RunData
+from forebay.analysis.runs.run import LATENCIES, RunData
 from forebay.analysis.statistics.quantiles import (
     MIN_BEYOND,
     SHARES,
@@ -23,18 +23,12 @@ from forebay.analysis.statistics.quantiles import (
     samples_beyond,
 )
 from forebay.analysis.statistics.units import printable
-from forebay.replay.plan.slo import SESSION, Slo, parse_slos
+from forebay.replay.plan.slo import SESSION, Slo
 from forebay.replay.results.server_metrics import ENERGIES, GAUGES
 from forebay.replay.results.summary import throughput
 from forebay.replay.results.verdict import MOST_UNCOUNTED
 from forebay.traces.ground.errors import InputError
 
-LATENCIES = {
-    "ttft": "ttft_response_s",
-    "e2e": "e2e_response_s",
-    "tpot": "tpot_s",
-    "stall": "stall_s",
-}
 TOKENS = ("prompt_tokens", "output_tokens")
 MILLION = 1e6
 HOUR_S = 3_600.0
@@ -56,7 +50,7 @@ class Figures:
     hit_ratio: float | None
     # by the keys of summary.json, such as requests_per_s; of all buckets also power and energy
     rates: Mapping[str, float | None]
-    observed_s: float | None  # the time in which requests were due, by which goodput is divided
+    observed_s: float  # the time in which requests were due, by which goodput is divided
     rows: NDArray[np.bool_] = field(repr=False)  # mask of the run's rows: requests of the bucket
     ok: NDArray[np.bool_] = field(repr=False)  # mask of the run's rows: its answered requests
 
@@ -129,12 +123,11 @@ class Price:
         """
         rows = {
             "cost_per_million": run.rows(outcome="ok"),
-            "cost_per_million_in_time": good_rows(run, slos or recorded_slos(run)),
+            "cost_per_million_in_time": good_rows(run, slos or run.slos()),
         }
-        seconds = busy_s(run)
-        if not seconds:
+        if not run.busy_s():
             return dict.fromkeys(rows)
-        paid = self.per_gpu_hour * self.gpus_of(run) * seconds / HOUR_S
+        paid = self.per_gpu_hour * self.gpus_of(run) * run.busy_s() / HOUR_S
         # Prompt and output tokens, as the server counted them.
         tokens = {
             key: sum(float(np.nansum(run.numbers[name][mask])) for name in TOKENS)
@@ -190,7 +183,7 @@ def figures(
     # Then the figures of the service, as far as the run knows them.
     goodput, attainment = _goodput(run, bucket, slos)
     prompt, output = (_tokens(run, name, ok) for name in TOKENS)
-    rates = throughput(answered, prompt, output, busy_s(run) or 0.0)
+    rates = throughput(answered, prompt, output, run.busy_s())
     if bucket is None:
         rates |= {key: run.number(key) for key in (*GAUGES, *ENERGIES)}
     return Figures(
@@ -204,7 +197,7 @@ def figures(
         attainment=attainment,
         hit_ratio=_hit_ratio(run.numbers, rows),
         rates=rates,
-        observed_s=observation_s(run),
+        observed_s=run.window_s(),
         rows=rows,
         ok=ok,
     )
@@ -231,14 +224,6 @@ def _tokens(run: RunData, name: str, rows: NDArray[np.bool_]) -> float | None:
     return float(np.nansum(counts))
 
 
-def recorded_slos(run: RunData) -> tuple[Slo, ...]:
-    """The targets of the run's own goodput."""
-    recorded = run.summary.get("slos")
-    texts = [str(text) for text in recorded] if isinstance(recorded, list) else []
-    buckets = [text.rpartition(".")[0] for text in texts]
-    return parse_slos(",".join(texts), buckets) if texts else ()
-
-
 def good_rows(run: RunData, slos: Sequence[Slo]) -> NDArray[np.bool_]:
     """A mask of the answered requests that met every target that applies to them, as `meets`."""
     good = run.rows(outcome="ok")
@@ -252,22 +237,11 @@ def good_rows(run: RunData, slos: Sequence[Slo]) -> NDArray[np.bool_]:
     return good
 
 
-def busy_s(run: RunData) -> float | None:
-    """The seconds that throughput is divided by: from the start to the last answer."""
-    return run.number("duration_s") or run.number("window_s")
-
-
-def observation_s(run: RunData) -> float | None:
-    """The seconds that goodput is divided by: the time in which requests were due."""
-    durations_s = (run.number(key) or 0.0 for key in ("window_s", "duration_s"))
-    return next((seconds for seconds in durations_s if seconds > 0), None)
-
-
 def _goodput(
     run: RunData, bucket: str | None, slos: Sequence[Slo]
 ) -> tuple[float | None, float | None]:
     if "cut" in run.info:  # its summary judges the whole run
-        slos = slos or recorded_slos(run)
+        slos = slos or run.slos()
     elif not slos:
         if bucket is None:
             return run.number("goodput_per_s"), run.number("attainment")
@@ -280,8 +254,7 @@ def _goodput(
     if not intended:
         return None, None
     good = int((good_rows(run, slos) & rows).sum())
-    seconds = observation_s(run)
-    return (good / seconds if seconds else None), good / intended
+    return (good / run.window_s() if run.window_s() else None), good / intended
 
 
 def _hit_ratio(numbers: Mapping[str, Floats], rows: np.ndarray) -> float | None:

@@ -20,7 +20,6 @@ import orjson
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import LATENCY_TARGETS, MUST_AGREE, PLACES, WARM
 from forebay.analysis.runs.run import NUMBERS, WORDS, RunData, at_path
-from forebay.replay.plan.slo import Slo, parse_slos
 from forebay.replay.results.folder import ANSWERS, HLOG, SUMMARY, TABLE, RunFolder
 from forebay.replay.results.merge import merge_parts
 from forebay.replay.results.recorder import interval_s
@@ -76,7 +75,7 @@ def _write_folder(run: RunData, folder: Path) -> None:
     started = float(run.info.get("started_unix_s") or 0.0)
     with RunFolder(folder) as output:
         log = IntervalLog(HlogWriter(output.hlog, started, [f"read from {run.path.name}"]))
-        totals = RunTotals(run.buckets(), _slos(run))
+        totals = RunTotals(run.buckets(), run.slos())
         for row in _made_rows(run):
             output.table.add(row)
             totals.add(row)
@@ -84,8 +83,7 @@ def _write_folder(run: RunData, folder: Path) -> None:
         asyncio.run(output.table.write_rows())
         end_s = run.number("duration_s") or 0.0
         log.close(end_s)
-        window_s = run.number("window_s") or end_s
-        summary = totals.summary(log.totals, window_s, closed=False, scale=1.0)
+        summary = totals.summary(log.totals, run.window_s(), closed=False, scale=1.0)
         judgement = {key: run.summary.get(key) for key in ("verdict", "verdict_reason", "warnings")}
         output.commit(dict(run.info), {**summary, **judgement, "ended": "complete"})
 
@@ -118,7 +116,7 @@ def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
     scale = _number(runs[0].info, "time_scale", 1.0)
     # Parts sent together keep their times. Parts sent in turn are put end to end.
     starts_s = _starts(runs, at_once, interval_s(scale))
-    totals = RunTotals(_each(runs, "requests_by_bucket"), _slos(runs[0]))
+    totals = RunTotals(_each(runs, "requests_by_bucket"), runs[0].slos())
     ends = {str(run.summary.get("ended", "complete")) for run in runs}
     ended = next((end for end in ENDS if end in ends), "complete")
     answers = all((run.path / ANSWERS).is_file() for run in runs)
@@ -133,7 +131,7 @@ def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
         )  # fmt: skip
         # Rates of parts sent together add up, so their windows do not.
         closed = str(runs[0].info.get("arrivals")).startswith("closed")
-        windows = [_window_s(run) for run in runs]
+        windows = [run.window_s() for run in runs]
         window_s = max(windows) if at_once else math.fsum(windows)
         summary = totals.summary(
             measured.histograms, window_s, closed=closed, scale=scale, ended=ended
@@ -144,18 +142,9 @@ def _merge(runs: Sequence[RunData], out: Path, *, force: bool) -> MergedRuns:
     return MergedRuns(summary, at_once)
 
 
-def _slos(run: RunData) -> tuple[Slo, ...]:
-    texts = _each([run], "slos")
-    return parse_slos(",".join(texts), [text.rpartition(".")[0] for text in texts]) if texts else ()
-
-
 def _each(runs: Sequence[RunData], key: str) -> list[str]:
     """Return the different texts that the runs list under a key of their summaries."""
     return list(dict.fromkeys(str(text) for run in runs for text in run.summary.get(key) or ()))
-
-
-def _window_s(run: RunData) -> float:
-    return run.number("window_s") or run.number("duration_s") or 0.0
 
 
 def _check(runs: Sequence[RunData]) -> None:
@@ -229,7 +218,7 @@ def _at_once(runs: Sequence[RunData]) -> bool:
     spans = sorted(
         (
             _number(run.info, "started_unix_s", 0.0),
-            _window_s(run) / _number(run.info, "time_scale", 1.0),
+            run.window_s() / _number(run.info, "time_scale", 1.0),
             run.name,
         )
         for run in runs

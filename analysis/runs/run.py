@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from forebay.analysis.statistics.quantiles import Floats
 from forebay.analysis.statistics.units import printable
+from forebay.replay.plan.slo import Slo, parse_slos
 from forebay.replay.plan.tasks import TaskTimes, seconds_of_each
 from forebay.replay.results.summary import is_firm
 from forebay.traces.ground.errors import InputError
@@ -35,6 +36,12 @@ NUMBERS = (
     "retry_after_s",
     "reject_latency_s",
 )
+LATENCIES = {
+    "ttft": "ttft_response_s",
+    "e2e": "e2e_response_s",
+    "tpot": "tpot_s",
+    "stall": "stall_s",
+}
 WORDS = ("bucket", "outcome", "reason", "backend", "tenant", "id", "request_id", "task")
 NEEDED = frozenset({"bucket", "intended_s", "ttft_response_s", "outcome"})
 OUTCOMES = frozenset({"ok", "rejected", "failed"})
@@ -100,7 +107,7 @@ class RunData:
     def task_times(self) -> dict[str, float]:
         """The seconds of each task of the run, infinite without an answer to its end."""
         times = TaskTimes()
-        if not self._has_tasks:
+        if not any(self.words["task"]):
             return {}
         due_s, answered = self.numbers["intended_s"], self.rows(outcome="ok")
         end_s = np.where(answered, due_s + self.numbers["e2e_response_s"], np.nan)
@@ -110,19 +117,27 @@ class RunData:
 
     def task_seconds(self) -> Floats:
         """For each request the time of its task: inf without one, NaN without a task."""
-        if not self._has_tasks:
-            return np.full(self.requests, np.nan)
         return np.array(seconds_of_each(self._tasks(), self.task_times()))
 
-    @property
-    def _has_tasks(self) -> bool:
-        words = self.words.get("task")
-        return words is not None and any(words.tolist())
+    def slos(self) -> tuple[Slo, ...]:
+        """The targets of the run's own goodput."""
+        recorded = self.summary.get("slos")
+        texts = [str(text) for text in recorded] if isinstance(recorded, list) else []
+        buckets = [text.rpartition(".")[0] for text in texts]
+        return parse_slos(",".join(texts), buckets) if texts else ()
+
+    def busy_s(self) -> float:
+        """The seconds that throughput is divided by: from the start to the last answer, or 0."""
+        return self.number("duration_s") or self.number("window_s") or 0.0
+
+    def window_s(self) -> float:
+        """The seconds that goodput is divided by: the time in which requests were due, or 0."""
+        durations_s = (self.number(key) or 0.0 for key in ("window_s", "duration_s"))
+        return next((seconds for seconds in durations_s if seconds > 0), 0.0)
 
     def _tasks(self) -> list[str | None]:
         """The task of each request. Runs of other tools, and older runs, have no tasks."""
-        words = self.words.get("task")
-        return [None] * self.requests if words is None else [text or None for text in words]
+        return [text or None for text in self.words["task"]]
 
     def _median_tokens(self, bucket: str) -> float:
         tokens = self.numbers["input_tokens"][self.rows(bucket)]

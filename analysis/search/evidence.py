@@ -72,9 +72,9 @@ def pooled_evidence(parts: Sequence[Evidence]) -> Evidence:
     )
 
 
-def z_of_looks(looks: int, confidence: float = CONFIDENCE) -> float:
+def z_of_looks(looks: int) -> float:
     """Return the one-sided quantile when the error is divided among `looks` decisions."""
-    return NormalDist().inv_cdf(1 - (1 - confidence) / max(1, looks))
+    return NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / max(1, looks))
 
 
 def judge_trial(due_s: Floats, score: Floats, answer_s: Floats) -> Evidence:

@@ -8,10 +8,9 @@ from secrets import token_hex
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forebay.analysis.runs.load import load_run
-from forebay.analysis.runs.run import RunData
+from forebay.analysis.runs.run import LATENCIES, RunData, Words
 from forebay.analysis.search.evidence import Evidence, judge_trial
 from forebay.analysis.statistics.quantiles import Floats, order_statistic
 from forebay.replay.plan.options import ReplayOptions
@@ -22,14 +21,6 @@ from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import run_on_fast_loop
 from forebay.traces.ground.command_line.messages import talk
 from forebay.traces.ground.schema import TraceRequest
-
-Words = NDArray[np.object_]
-COLUMNS = {  # columns of a run, by metric
-    "ttft": "ttft_response_s",
-    "e2e": "e2e_response_s",
-    "tpot": "tpot_s",
-    "stall": "stall_s",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +115,7 @@ def trial_of_run(run: RunData, rate_per_s: float, part: int, slos: Sequence[Slo]
     ok = run.words["outcome"] == "ok"
     values = {
         metric: np.where(ok, run.numbers[column], np.nan)[order]
-        for metric, column in COLUMNS.items()
+        for metric, column in LATENCIES.items()
     }
     values[SESSION] = run.task_seconds()[order]
     return trial_row(rate_per_s, part, due[order], run.words["bucket"][order], values, slos)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forebay.analysis.search.trial import COLUMNS, TrialRow, part_seed, trial_row
+from forebay.analysis.runs.run import LATENCIES as COLUMNS
+from forebay.analysis.search.trial import TrialRow, part_seed, trial_row
 from forebay.replay.plan.schedule import Arrivals
 from forebay.replay.plan.slo import SESSION, Slo, check_sessions
 from forebay.replay.sim.scenario import Scenario, simulate

@@ -106,7 +106,8 @@ def _row(line: Mapping[str, Any]) -> FileRow:
 
 def _answer(line: Mapping[str, Any], took_s: float) -> FileRow:
     """Return the known figures of a whole answer."""
-    ttft_s, output = _seconds(line.get("ttft_ms")), line.get("output_tokens")
+    ttft_ms, output = line.get("ttft_ms"), line.get("output_tokens")
+    ttft_s = None if ttft_ms is None else float(ttft_ms) / 1e3
     streamed = ttft_s is not None and output is not None and output > 1
     return {
         **{key: line.get(key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")},
@@ -121,7 +122,3 @@ def _reason(status: int) -> str:
     if status == 499:
         return "cancelled"
     return "stream_error" if status == 200 else f"{status // 100}xx"
-
-
-def _seconds(value_ms: Any) -> float | None:
-    return None if value_ms is None else float(value_ms) / 1e3
