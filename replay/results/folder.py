@@ -15,19 +15,18 @@ an error before any request is sent, and a failed run leaves the old run unchang
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, BinaryIO, Self, TextIO, get_args, get_type_hints
-
-import orjson
 
 from forebay.replay.clock.virtual_loop import VirtualClockLoop
 from forebay.replay.results.arrow_file import ArrowFile
 from forebay.replay.results.row import Row
 from forebay.replay.results.server_metrics import MetricsTable
 from forebay.traces.ground.errors import InputError
+from forebay.traces.ground.whole_file import json_bytes
 
 HLOG = "latency.hlog"
 TABLE = "requests.parquet"
@@ -40,7 +39,6 @@ METRICS = "metrics.parquet"
 METRICS_ROWS = "metrics.arrow.partial"
 OPTIONAL = (ANSWERS, METRICS)
 GROUP_ROWS = 1_000
-_INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 _TYPES: dict[type, str] = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 _VALUES = attrgetter(*Row.__slots__)
 _DICTIONARY: Any = ["bucket", "tenant", "document", "outcome", "reason", "backend", "said"]
@@ -79,18 +77,23 @@ class RunFolder:
         self.path = folder
         self.answers: BinaryIO | None = None
         self.metrics: MetricsTable | None = None
+        self._files = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.hlog: TextIO = open(  # noqa: SIM115 - closed in __exit__
+            self.hlog: TextIO = open(  # noqa: SIM115 - closed in `_discard`
                 self._partial(HLOG), "w", encoding="utf-8", newline="\n", buffering=1
             )
+            self._files.callback(self.hlog.close)
             self.table = TableWriter(self._partial(TABLE), folder / ROWS)
+            self._files.callback(self.table.abandon)
             if answers:
                 self.answers = open(self._partial(ANSWERS), "wb")  # noqa: SIM115 - as above
+                self._files.callback(self.answers.close)
             if metrics:
                 self.metrics = MetricsTable(self._partial(METRICS), folder / METRICS_ROWS)
+                self._files.callback(self.metrics.abandon)
         except OSError as error:
-            self._remove_partials()
+            self._discard()
             raise _not_written(folder, error) from error
 
     def __enter__(self) -> Self:
@@ -102,42 +105,34 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After `commit` both are closed. Otherwise the files are deleted, so errors do not matter.
-        for close in (self.hlog.close, self.table.abandon, self._close_answers):
-            with suppress(OSError):
-                close()
-        with suppress(OSError):
-            if self.metrics is not None:
-                self.metrics.abandon()
-        self._remove_partials()
+        self._discard()
         if isinstance(error, OSError):
             raise _not_written(self.path, error) from error
 
     def begin(self, run: dict[str, Any]) -> None:
         """Write how the run is made, for readers of a run whose process is killed."""
-        self._partial(RUN).write_bytes(orjson.dumps(run, option=_INDENTED))
+        self._partial(RUN).write_bytes(json_bytes(run))
 
     def commit(self, run: dict[str, Any], summary: dict[str, Any]) -> None:
         """Complete the files and give each its name."""
         self.hlog.close()
         self.table.close()
         self.begin(run)
-        self._partial(SUMMARY).write_bytes(orjson.dumps(summary, option=_INDENTED))
+        self._partial(SUMMARY).write_bytes(json_bytes(summary))
         (self.path / SUMMARY).unlink(missing_ok=True)  # never a new table next to an old summary
         for name in OPTIONAL:
             (self.path / name).unlink(missing_ok=True)
-        self._close_answers()
-        if self.metrics is not None:
-            self.metrics.close()
+        for file in (self.answers, self.metrics):
+            if file is not None:
+                file.close()
         for name in (*FILES, *OPTIONAL):
             if name in FILES or self._partial(name).exists():
                 os.replace(self._partial(name), self.path / name)
 
-    def _close_answers(self) -> None:
-        if self.answers is not None:
-            self.answers.close()
-
-    def _remove_partials(self) -> None:
+    def _discard(self) -> None:
+        """Close and delete the files that have no name yet, so errors do not matter."""
+        with suppress(OSError):
+            self._files.close()
         streams = (self.path / ROWS, self.path / METRICS_ROWS)
         for path in (*map(self._partial, (*FILES, *OPTIONAL)), *streams):
             with suppress(OSError):
