@@ -5,7 +5,8 @@ computed here.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from forebay.traces.ground.command_line.messages import printable as printable
 
@@ -47,15 +48,13 @@ def numbered(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def counts(values: Sequence[float | None]) -> list[str]:
-    return [NONE if v is None else f"{v:,.0f}" for v in values]
+def counts(values: Sequence[float | None], decimals: int = 0, unit: str = "") -> list[str]:
+    return [NONE if v is None else f"{v:,.{decimals}f}{unit}" for v in values]
 
 
 def rates(values: Sequence[float | None]) -> list[str]:
-    """Format events per second. The smallest value other than 0 sets the decimals."""
-    smallest = min((v for v in values if v), default=1.0)
-    decimals = min(3, max(1, 2 - math.floor(math.log10(abs(smallest)))))
-    return [NONE if v is None else f"{v:,.{decimals}f} /s" for v in values]
+    """Format events per second."""
+    return counts(values, _decimals(values, 1, 3), " /s")
 
 
 def shares(values: Sequence[float | None]) -> list[str]:
@@ -63,22 +62,14 @@ def shares(values: Sequence[float | None]) -> list[str]:
 
 
 def money(values: Sequence[float | None]) -> list[str]:
-    """Format amounts of one currency, with three digits of the smallest."""
+    """Format amounts of one currency."""
+    return counts(values, _decimals(values, 2, 6))
+
+
+def _decimals(values: Sequence[float | None], least: int, most: int) -> int:
+    """Return the decimals that show three digits of the smallest value other than 0."""
     smallest = min((v for v in values if v), default=1.0)
-    decimals = min(6, max(2, 2 - math.floor(math.log10(abs(smallest)))))
-    return [NONE if v is None else f"{v:,.{decimals}f}" for v in values]
-
-
-def watts(values: Sequence[float | None]) -> list[str]:
-    return [NONE if v is None else f"{v:,.0f} W" for v in values]
-
-
-def joules(values: Sequence[float | None]) -> list[str]:
-    return [NONE if v is None else f"{v:,.1f} J" for v in values]
-
-
-def ratios(values: Sequence[float | None]) -> list[str]:
-    return [ratio(v) for v in values]
+    return min(most, max(least, 2 - math.floor(math.log10(abs(smallest)))))
 
 
 def ratio(value: float | None) -> str:
@@ -94,15 +85,15 @@ def ratio(value: float | None) -> str:
     return f"{value:.1f}×" if value >= 10 else f"{value:.2f}×"
 
 
-FORMATS = {
+FORMATS: dict[str, Callable[[Sequence[float | None]], list[str]]] = {
     "s": durations,
     "per_s": rates,
     "share": shares,
-    "ratio": ratios,
+    "ratio": lambda values: [ratio(v) for v in values],
     "count": counts,
     "money": money,
-    "j": joules,
-    "w": watts,
+    "j": partial(counts, decimals=1, unit=" J"),
+    "w": partial(counts, unit=" W"),
 }
 
 
