@@ -22,25 +22,14 @@ FILE = "tokenizer.json"
 BYTES_PER_TOKEN = 4
 DEFAULT_ENCODING = "o200k_base"
 
-_BLOB = "https://openaipublic.blob.core.windows.net/encodings/"  # a name to hash, never fetched
-# encoding: (vocabulary file, its sha256), from tiktoken_ext/openai_public.py
+# A name to hash, never fetched.
+_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+# encoding: sha256 of its vocabulary, from tiktoken_ext/openai_public.py
 _VOCABULARIES = {
-    "o200k_base": (
-        "o200k_base.tiktoken",
-        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-    ),
-    "cl100k_base": (
-        "cl100k_base.tiktoken",
-        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-    ),
-    "p50k_base": (
-        "p50k_base.tiktoken",
-        "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
-    ),
-    "r50k_base": (
-        "r50k_base.tiktoken",
-        "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-    ),
+    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    "p50k_base": "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
+    "r50k_base": "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
 }
 _SAME_VOCABULARY = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
 
@@ -169,8 +158,9 @@ def _encoding_name(model_or_encoding: str) -> str | None:
 
 def _folder_with(encoding: str) -> Path | None:
     """Find the first folder with a complete vocabulary, under the name that tiktoken gives it."""
-    file, sha256 = _VOCABULARIES[_SAME_VOCABULARY.get(encoding, encoding)]
-    name = hashlib.sha1((_BLOB + file).encode(), usedforsecurity=False).hexdigest()
+    vocabulary = _SAME_VOCABULARY.get(encoding, encoding)
+    sha256 = _VOCABULARIES[vocabulary]
+    name = hashlib.sha1(_URL.format(vocabulary).encode(), usedforsecurity=False).hexdigest()
     for folder in _folders():
         try:
             if hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256:

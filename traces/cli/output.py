@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from forebay.traces.edit.describe import Description, LengthSummary
+from forebay.traces.edit.describe import Description
 from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.ground.command_line.messages import print_json, talk
 from forebay.traces.ground.errors import InputError, escaped
@@ -142,7 +142,8 @@ def print_description(trace: str, result: Description) -> None:
     for name in ("mean", "p50", "p90", "p99", "max"):
         lengths.add_column(name, justify="right")
     for name, summary in (("input", result.input_tokens), ("output", result.output_tokens)):
-        lengths.add_row(name, *_length_cells(summary))
+        quantiles = (summary.p50, summary.p90, summary.p99, summary.max)
+        lengths.add_row(name, f"{summary.mean:,.0f}", *(f"{value:,}" for value in quantiles))
     # Print the file name without markup, because it may have brackets.
     console = Console()
     console.print(f"{escaped(trace)}: {result.requests:,} requests", markup=False, soft_wrap=True)
@@ -160,8 +161,3 @@ def _not_steady(result: Description) -> str:
         if span is not None
     )
     return f"the rate is not steady: {', '.join(parts)}; traces edit --slice keeps a span"
-
-
-def _length_cells(lengths: LengthSummary) -> list[str]:
-    values = (lengths.p50, lengths.p90, lengths.p99, lengths.max)
-    return [f"{lengths.mean:,.0f}", *(f"{value:,}" for value in values)]

@@ -128,7 +128,8 @@ def fit(requests: Iterable[TraceRequest], seed: int = 0) -> TrafficModel:
         read.first.add(FirstTurn(*session.first, session.turns))
     # Short sessions have a profile of starts, long-lived sessions a profile of turns.
     starts.sort()
-    window_s, profile = _profile(starts, duration_s)
+    window_s, counts = _counts(starts, duration_s, 10)  # with fewer, a rate would be noise
+    profile = [round(count / window_s, 9) for count in counts]
     turns = read.later.items
     of_long = [(turn, at_s) for turn, session, at_s in turns if _span(session) >= least_s]
     long_profile, long_later = _even(of_long, duration_s)
@@ -193,12 +194,6 @@ def _later(before: _Open, request: TraceRequest, gap_s: float, hits: int, ago: i
         ago if own else 0,
         int(request.parent is not None),
     )
-
-
-def _profile(starts: Sequence[float], duration_s: float) -> tuple[float, list[float]]:
-    # A window has ten starts on average. With fewer, its rate would be noise.
-    window_s, counts = _counts(starts, duration_s, 10)
-    return window_s, [round(count / window_s, 9) for count in counts]
 
 
 def _counts(times: Sequence[float], duration_s: float, least: int) -> tuple[float, list[int]]:

@@ -88,26 +88,20 @@ class Quantiles:
         return least + round((share - low) / (high - low) * (most - least))
 
 
+def _quantiles(shares: tuple[float, ...], tokens: tuple[int, ...]) -> Quantiles:
+    return Quantiles(tuple(zip(shares, tokens, strict=True)))
+
+
 # Measured on the first half of Azure's 2023 conversation trace (9,683 requests; CC-BY-4.0, Patel et
 # al., Splitwise, ISCA 2024). The input leaves out the 0.1 % of prompts beyond 5,000 tokens, which
 # would count as documents.
-AZURE_CONV_INPUT = Quantiles(
-    tuple(
-        zip(
-            (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
-            (2, 40, 181, 247, 390, 407, 972, 1035, 1081, 1140, 1317, 4075, 4086, 4122, 5000),
-            strict=True,
-        )
-    )
+AZURE_CONV_INPUT = _quantiles(
+    (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
+    (2, 40, 181, 247, 390, 407, 972, 1035, 1081, 1140, 1317, 4075, 4086, 4122, 5000),
 )
-AZURE_CONV_OUTPUT = Quantiles(
-    tuple(
-        zip(
-            (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0),
-            (7, 16, 38, 50, 71, 88, 102, 141, 213, 393, 405, 428, 463, 613, 939, 1000),
-            strict=True,
-        )
-    )
+AZURE_CONV_OUTPUT = _quantiles(
+    (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0),
+    (7, 16, 38, 50, 71, 88, 102, 141, 213, 393, 405, 428, 463, 613, 939, 1000),
 )
 NAMED: dict[str, Length] = {
     "azure-conv-input": AZURE_CONV_INPUT,
