@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from forebay.traces.edit.edit import shortened
 from forebay.traces.formats import names, open_trace
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -247,11 +248,6 @@ def fit(request: TraceRequest, limit: int, too_long: str) -> TraceRequest | None
         return None
     output_tokens = min(request.output_tokens, max(1, limit // 2))
     input_tokens = min(request.input_tokens, max(1, limit - output_tokens))
-    blocks, text = request.blocks, request.text
-    if blocks is not None:
-        blocks = blocks[: -(-input_tokens // request.block_tokens)]
-    if text is not None:
-        text = text[: len(text) * input_tokens // request.input_tokens]
-    return replace(
-        request, input_tokens=input_tokens, output_tokens=output_tokens, blocks=blocks, text=text
-    )
+    if request.messages is not None:  # a chat is sent whole
+        return replace(request, input_tokens=input_tokens, output_tokens=output_tokens)
+    return shortened(request, input_tokens, output_tokens)
