@@ -1,8 +1,7 @@
 """Text for block ids: equal ids give equal text, different ids different text."""
 
-from itertools import takewhile
-
 import pytest
+from common_start import common_length
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stages.started import printed_with_two_hash_seeds
@@ -14,12 +13,6 @@ ENGINE_BLOCK_TOKENS = 16  # of vLLM's default KV block: any two block ids differ
 ENGINE_BLOCK_BYTES = ENGINE_BLOCK_TOKENS * BYTES_PER_TOKEN
 ids = st.integers(0, 2**64 - 1)
 salts = st.text(max_size=8)
-
-
-def common_length(one: str, other: str) -> int:
-    """Characters two texts have in common from the start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def test_the_table_is_256_words_of_four_bytes() -> None:
@@ -41,7 +34,7 @@ def test_two_ids_part_at_their_first_differing_byte(pair: tuple[int, int], salt:
     one, other = pair
     texts = [block_text(block, 512, salt).decode() for block in (one, other)]
     spelt = [block.to_bytes(8, "little") for block in (one, other)]
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*spelt, strict=True))))
+    same = common_length(*spelt)
     common = common_length(*texts)
     if one == other:
         assert texts[0] == texts[1]

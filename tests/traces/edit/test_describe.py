@@ -5,6 +5,7 @@ from random import Random
 from statistics import fmean, pstdev, pvariance
 
 import pytest
+from common_start import common_length
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import SHARED
@@ -108,11 +109,11 @@ def test_the_ideal_cache_agrees_with_comparing_every_prompt_with_every_earlier_o
 ) -> None:
     cache = IdealCache()
     for number, blocks in enumerate(trace):
-        longest = max((_common(blocks, earlier) for earlier in trace[:number]), default=0)
+        longest = max((common_length(blocks, earlier) for earlier in trace[:number]), default=0)
         request = TraceRequest("a", 0, 16 * len(blocks), 1, blocks, 16)
         found = cache.look_up(request)
         assert (found.hit_blocks, found.hit_tokens) == (longest, 16 * longest)
-        assert cache.root_blocks == min(_common(trace[0], one) for one in trace[: number + 1])
+        assert cache.root_blocks == min(common_length(trace[0], one) for one in trace[: number + 1])
 
 
 @settings(max_examples=50)
@@ -120,20 +121,11 @@ def test_the_ideal_cache_agrees_with_comparing_every_prompt_with_every_earlier_o
 def test_text_is_compared_by_64_bytes(trace: list[list[str]]) -> None:
     cache = IdealCache()
     for number, parts in enumerate(trace):
-        longest = max((_common(parts, earlier) for earlier in trace[:number]), default=0)
+        longest = max((common_length(parts, earlier) for earlier in trace[:number]), default=0)
         text = "".join(part * 64 for part in parts) + "tail"
         found = cache.look_up(TraceRequest("a", 0, len(text) // 4, 1, text=text))
         assert found.hit_blocks == longest
         assert found.hit_tokens == pytest.approx(16 * longest)
-
-
-def _common(one: "tuple[int, ...] | list[str]", other: "tuple[int, ...] | list[str]") -> int:
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
 
 
 def test_poisson_arrivals_look_like_poisson() -> None:
@@ -151,19 +143,6 @@ def test_the_mooncake_synthetic_head() -> None:
     found = describe(open_trace(TRACES / "mooncake_synthetic_head.jsonl"))
     assert found.requests == 1_920
     assert found.ideal_hit_ratio == pytest.approx(0.32, abs=0.01)
-
-
-@needs_data
-def test_azure_code_agrees_with_its_published_statistics() -> None:
-    found = describe(open_trace(TRACES / "AzureLLMInferenceTrace_code.csv"))
-    assert found.requests == 8_819
-    assert found.rate_per_s == pytest.approx(2.57, abs=0.01)
-    assert found.interarrival_cv == pytest.approx(13.15, abs=0.01)
-    assert found.dispersion_60s == pytest.approx(164, abs=1)
-    assert found.peak_rate_1s == 67.0
-    assert found.peak_rate_60s == pytest.approx(10.53, abs=0.01)
-    assert (found.input_tokens.p50, found.input_tokens.p99) == (1_469, 7_436)
-    assert found.ideal_hit_ratio == 0.0
 
 
 # Published files that are whole in ../shared/data, and what facts_traces.md measured on them:
@@ -193,6 +172,7 @@ def test_published_files_are_described_as_they_were_measured(name: str) -> None:
         assert found.interarrival_cv == pytest.approx(13.15, abs=5e-3)
         assert (found.peak_rate_1s, round(found.peak_rate_60s or 0, 2)) == (67, 10.53)
         assert found.dispersion_60s == pytest.approx(164, rel=5e-3)
+        assert found.ideal_hit_ratio == 0.0
 
 
 def test_a_ramp_is_not_steady_and_the_tenths_say_where() -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
+from common_start import common_length
 
 from forebay.traces.edit.sharing import IdealCache
 from forebay.traces.ground.errors import InputError
@@ -32,8 +33,7 @@ def by_agent(rows: list[TraceRequest]) -> dict[str, list[TraceRequest]]:
 
 def shared(one: TraceRequest, other: TraceRequest) -> int:
     """Leading blocks that two prompts have in common."""
-    pairs = zip(one.blocks or (), other.blocks or (), strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.blocks or ()), 999))
+    return common_length(one.blocks or (), other.blocks or ())
 
 
 def test_the_defaults_are_what_agentx_reports() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from common_start import common_length
 from paths import SHARED
 
 from forebay.traces.edit.describe import describe
@@ -24,12 +25,6 @@ from forebay.traces.tokens import ByteEstimate
 DOCUMENTS = SHARED / "data" / "docs"
 COUNTER = ByteEstimate()
 HAYSTACK = generated_haystack(4_000, seed=1)
-
-
-def common_length(one: str, other: str) -> int:
-    """Characters two texts have in common from the start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def make(**change: object) -> list[tuple[TraceRequest, NeedleAnswer]]:
