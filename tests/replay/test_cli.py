@@ -91,7 +91,7 @@ def test_an_alias_is_no_second_model_and_a_run_names_its_folder(
     """The proxy lists an alias with its model as root. The alias of a name it has not is none."""
     monkeypatch.chdir(tmp_path)
     alias = {"id": "gpt-4o", "root": "tiny"}
-    for listed, status in (([alias], 0), ([{"id": "adapter", "root": "/loras/a"}], 2)):
+    for listed, status in (([{"id": "adapter", "root": "/loras/a"}], 2), ([alias], 0)):
         with served(Server(more_models=listed)) as server:
             assert main(["replay", str(trace), "--target", server.url]) == status
     assert "serves tiny, adapter; choose with --model" in capsys.readouterr().err

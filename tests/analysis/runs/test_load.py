@@ -143,32 +143,8 @@ def test_names_of_others_are_cleaned_where_they_are_read(
     assert not any(letter in said for letter in "\x1b\x07\u202e")
 
 
-def test_a_cut_last_line_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, text = tmp_path / "a.jsonl", json.dumps(LINE) + "\n"
-    out = ["--out", str(tmp_path / "r.html"), "--force"]
-    path.write_text(text * 3 + text[:40])
-    assert main(["report", str(path), *out]) == 0
-    assert "the last line was not read, as it is cut" in capsys.readouterr().err
-    path.write_text(text * 3 + text[:40] + "\n" + text)
-    assert main(["report", str(path), *out]) == 2
-
-
 def test_python_writes_nan_into_a_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [answered(0, "chat", 0.0, 0.1)])
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.replace("{", '{"mean_ms": NaN, ', 1))
     assert load_run(folder).requests == 1
-
-
-def test_a_simulation_says_so_in_heading_and_warnings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    info = {"simulated": True, "gpus": 2, "engine": {"gpu": "h200"}}
-    folder = write_run(tmp_path / "run", [answered(0, "chat", 0.0, 0.1)], info=info)
-    out = tmp_path / "r.html"
-    assert main(["report", str(folder), "--out", str(out)]) == 0
-    page = out.read_text()
-    assert "<h1>run (simulated)</h1>" in page
-    assert page.index("simulated: 2 × H200, virtual time") < page.index("</header>")
-    assert main(["compare", str(folder), str(folder)]) == 0
-    assert capsys.readouterr().out.count("simulated: 2 × H200, virtual time") == 2

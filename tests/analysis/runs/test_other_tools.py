@@ -8,7 +8,6 @@ import orjson
 import pytest
 from paths import TESTS
 
-from forebay.analysis.runs.load import load_runs
 from forebay.analysis.runs.other_tools import FROM_SENDING, load_result
 from forebay.proxy.cli import main
 from forebay.traces.ground.errors import InputError
@@ -251,11 +250,9 @@ def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     a, b = tmp_path / "vllm.json", tmp_path / "profile_export.jsonl"
     a.write_bytes(orjson.dumps(VLLM))
     b.write_bytes(b"\n".join(orjson.dumps(aiperf_line(at, 100.0 + at)) for at in range(40)))
-    assert len(load_runs([a, b])) == 2
     assert main(["compare", str(a), str(b), "--slo", "ttft=150ms", "--json"]) == 0
     told = orjson.loads(capsys.readouterr().out)
     assert any(FROM_SENDING in warning for warning in told["warnings"])
-    assert main(["compare", str(a), str(b)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -273,6 +270,7 @@ def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (b'{"experiments": [{"requests": []}]}', "holds no requests"),
         (b'[{"start_time": 1, "end_time": "?", "info": {}}]', "end_time: '.' is not a number"),
         (b'{"timestamp": 0, "input_length": 9, "output_length": 1}', "a file of mooncake has no"),
+        (b'{"id": "a", "arrival_s": 0.0, "input_tokens": 3}', "a trace or a capture has no"),
         (orjson.dumps({"load_summary": {}}), "only totals of inference-perf; import its per_req"),
     ],
 )

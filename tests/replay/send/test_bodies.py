@@ -8,11 +8,9 @@ import pytest
 from aiohttp import web
 from stages.replay_server import Server, rows, run_one, table
 
-from forebay.proxy.cli import main
 from forebay.replay.plan.target import read_keys
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
-from forebay.traces.reading.jsonl import write_trace
 
 MESSAGES = ({"role": "system", "content": "be brief"}, {"role": "user", "content": 'hé "x"'})
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
@@ -140,13 +138,6 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
             read_keys(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_keys(tmp_path / "none")
-
-
-def test_a_target_must_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, rows(1))
-    assert main(["replay", str(path)]) == 2
-    assert "Missing option '--target'" in capsys.readouterr().err
 
 
 def test_run_json_keeps_no_keys(tmp_path: Path) -> None:

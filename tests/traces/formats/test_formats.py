@@ -52,7 +52,7 @@ def test_golden_import(source: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "head", "row", "good", "says"),
     [
-        (read_azure, HEADER, b"2023-11-16 18:17:03.9,1\n", ROW, "2 fields, the header has 3"),
+        (read_azure, HEADER, b"2023-11-16 18:17:03.9,1\n", ROW, "2 fields, the header has 3 ("),
         (read_azure, HEADER, b"yesterday,1,2\n", ROW, "TIMESTAMP: 'yesterday' is not a time"),
         (read_azure, HEADER, b"2023-11-16 18:17:03.9,x,2\n", ROW, "ContextTokens: 'x' is not"),
         (read_azure, HEADER, b"2023-11-16 18:17:03.9,0,2\n", ROW, "ContextTokens: '0' is not"),
@@ -93,18 +93,6 @@ def test_a_bad_row_names_file_and_line_and_can_be_skipped(
     requests = list(reader)
     assert reader.skipped == 1
     assert requests[0].arrival_s == 0.0  # a bad first row does not set the start
-
-
-def test_a_wrong_header_names_the_missing_column(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(b"Timestamp,Model\n1,a\n")
-    with pytest.raises(InputError, match=r"t\.csv:2: TIMESTAMP: no such column in this row"):
-        list(read_azure(tmp_path / "t.csv"))
-
-
-def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + HEADER + ROW)
-    assert detect(tmp_path / "t.csv") == "azure"
-    assert len(list(read_azure(tmp_path / "t.csv"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from paths import DATA
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.ground.trace_line import row_bytes
-from forebay.traces.reading.containers import MAX_LINE_BYTES
 from forebay.traces.reading.jsonl import parse_row, read_trace, write_trace
 from forebay.traces.rows import RowError
 
@@ -195,19 +194,6 @@ def test_a_missing_file_or_a_folder_is_an_error_before_anything_is_read(tmp_path
         read_trace(tmp_path / "none")
     with pytest.raises(InputError, match="is a directory"):
         read_trace(tmp_path)
-
-
-def test_a_line_without_end_does_not_fill_memory(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    with open(path, "wb") as file:
-        file.truncate(MAX_LINE_BYTES + 10)  # a hole: costs no disk
-    with open(path, "ab") as file:
-        file.write(b"\n" + GOOD)
-    with pytest.raises(InputError, match=r":1: line over \d+ bytes"):
-        list(read_trace(path))
-    reader = read_trace(path, skip_bad=True)
-    assert [request.id for request in reader] == ["a"]
-    assert reader.skipped == 1
 
 
 def test_reading_stops_where_the_reader_stops(tmp_path: Path) -> None:

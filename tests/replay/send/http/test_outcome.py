@@ -22,10 +22,15 @@ from stages.replay_server import (
     text,
     usage,
 )
+from yarl import URL
 
+from forebay.replay.clock.clock import Clock
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.results.folder import HLOG, RUN
 from forebay.replay.runner import replay
+from forebay.replay.send.http.client import Client
+from forebay.replay.send.http.exchange import ClientExchange
+from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.hlog import read_hlog
 
 Body = dict[str, Any]
@@ -279,8 +284,6 @@ async def test_a_target_that_goes_away_in_the_middle(tmp_path: Path) -> None:
 
 async def test_a_plain_server_behind_https(tmp_path: Path) -> None:
     """The wrong scheme is found before anything is sent; during a run it would be class tls."""
-    from forebay.traces.ground.errors import InputError
-
     async with serve() as server:
         url = server.url.replace("http://", "https://")
         asked = ReplayOptions(rows(2), [url], tmp_path / "r", quiet=True)
@@ -289,12 +292,6 @@ async def test_a_plain_server_behind_https(tmp_path: Path) -> None:
 
 
 async def test_tls_is_a_class_of_its_own() -> None:
-    from yarl import URL
-
-    from forebay.replay.clock.clock import Clock
-    from forebay.replay.send.http.client import Client
-    from forebay.replay.send.http.exchange import ClientExchange
-
     async with (
         serve() as server,
         Client(Clock(), first_token_timeout_s=5, stall_timeout_s=5) as client,
@@ -302,17 +299,10 @@ async def test_tls_is_a_class_of_its_own() -> None:
         exchange = ClientExchange("x", 0.0)
         url = URL(server.url.replace("http://", "https://"))
         await client.send(url, b"{}", exchange, client.watch())
-        exchange = exchange
     assert (exchange.outcome, exchange.reason, exchange.status) == ("failed", "tls", None)
 
 
 async def test_what_is_no_http(tmp_path: Path) -> None:
-    from yarl import URL
-
-    from forebay.replay.clock.clock import Clock
-    from forebay.replay.send.http.client import Client
-    from forebay.replay.send.http.exchange import ClientExchange
-
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"SSH-2.0-hello\r\n\r\n")
