@@ -17,6 +17,7 @@ import orjson
 import pyarrow.parquet
 import pytest
 from aiohttp import web
+from commands import forebay, printed, refusal
 from stages.replay_server import Server, serve
 
 from forebay.analysis.runs.load import load_run
@@ -61,20 +62,16 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_and_what_it_prints(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_and_what_it_prints(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with served(Server()) as server:
-        words = ["replay", str(trace), "--target", server.url, "--out", str(out)]
-        assert main(words) == 0
-        printed = capsys.readouterr().out
-        assert main(words) == 2  # the folder holds a run
-        assert "--force" in capsys.readouterr().err
-        assert main([*words, "--force", "--json", "--arrivals", "poisson", "--rate", "100"]) == 0
-        as_json = orjson.loads(capsys.readouterr().out)
+        words = ("replay", trace, "--target", server.url, "--out", out)
+        table = printed(*words)
+        assert "--force" in refusal(*words)  # the folder holds a run
+        again = ("--force", "--json", "--arrivals", "poisson", "--rate", "100")
+        as_json = orjson.loads(printed(*words, *again))
     for word in ("bucket", "chat", "TTFT p50", "stall p99", "goodput", "hit ratio", "verdict"):
-        assert word in printed
+        assert word in table
     assert as_json == orjson.loads((out / "summary.json").read_bytes())
     assert as_json["completed"] == 25
     record = orjson.loads((out / "run.json").read_bytes())
@@ -83,25 +80,22 @@ def test_a_run_and_what_it_prints(
 
 
 def test_an_alias_is_no_second_model_and_a_run_names_its_folder(
-    trace: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy lists an alias with its model as root. The alias of a name it has not is none."""
     monkeypatch.chdir(tmp_path)
-    alias = {"id": "gpt-4o", "root": "tiny"}
-    for listed, status in (([{"id": "adapter", "root": "/loras/a"}], 2), ([alias], 0)):
-        with served(Server(more_models=listed)) as server:
-            assert main(["replay", str(trace), "--target", server.url]) == status
-    assert "serves tiny, adapter; choose with --model" in capsys.readouterr().err
+    with served(Server(more_models=[{"id": "adapter", "root": "/loras/a"}])) as server:
+        said = refusal("replay", trace, "--target", server.url)
+    assert "serves tiny, adapter; choose with --model" in said
+    with served(Server(more_models=[{"id": "gpt-4o", "root": "tiny"}])) as server:
+        printed("replay", trace, "--target", server.url)
     [run] = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}", run.name)
     assert orjson.loads((run / "run.json").read_bytes())["model"] == "tiny"
 
 
 def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, tmp_path: Path
 ) -> None:
     async def unknown(server: Server, request: web.Request, body: object) -> web.StreamResponse:
         error = {"message": f"The model `m` does not exist. {len(server.bodies)}", "code": 404}
@@ -109,13 +103,13 @@ def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
 
     out = tmp_path / "run"
     with served(Server(unknown)) as server:
-        assert main(["replay", str(trace), "--target", server.url, "--out", str(out)]) == 1
-    told = capsys.readouterr()
-    printed = " ".join(told.out.split())
-    assert "verdict: failed (none of 25 requests was answered: 4xx 25)" in printed
-    assert printed.count("does not exist") == 1  # the first one of its kind
-    assert "4xx (HTTP 404): 25 requests; the first one: The model `m` does not exist." in printed
-    assert "measured nothing" in told.err
+        done = forebay("replay", trace, "--target", server.url, "--out", out)
+    assert done.returncode == 1
+    told = " ".join(done.stdout.split())
+    assert "verdict: failed (none of 25 requests was answered: 4xx 25)" in told
+    assert told.count("does not exist") == 1  # the first one of its kind
+    assert "4xx (HTTP 404): 25 requests; the first one: The model `m` does not exist." in told
+    assert "measured nothing" in done.stderr
     summary = orjson.loads((out / "summary.json").read_bytes())
     (kind,) = summary["unanswered"]
     assert (kind["reason"], kind["status"], kind["requests"]) == ("4xx", 404, 25)
@@ -124,20 +118,17 @@ def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
     assert all("does not exist" in str(said) for said in kept["said"].to_pylist())
 
 
-def test_warm_caches_are_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warm_caches_are_said_in_one_line(tmp_path: Path) -> None:
     """The server finds 16 tokens of every prompt, and no two of these share any."""
     path, out = tmp_path / "alone.jsonl", tmp_path / "run"
     write_trace(path, (TraceRequest(f"r{at}", 0.0, 32, 2, blocks=(at,)) for at in range(50)))
     with served(Server()) as server:
-        words = ["replay", str(path), "--target", server.url, "--out", str(out), "--json"]
-        assert main(words) == 0
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
+        done = forebay("replay", path, "--target", server.url, "--out", out, "--json")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
     assert line.startswith("forebay replay: the caches were warm: 800 of 1,600 prompt tokens ")
     assert "without --salt each run" in line
-    assert line == f"forebay replay: {orjson.loads(said.out)['warnings'][0]}"
+    assert line == f"forebay replay: {orjson.loads(done.stdout)['warnings'][0]}"
 
 
 def test_the_command_of_the_report_repeats_the_run(

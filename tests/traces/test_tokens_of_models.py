@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import printed, refusal
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from forebay.proxy.cli import main
 from forebay.traces.ground.errors import InputError
 from forebay.traces.tokens import TokenizerFile, counter
 
@@ -121,20 +121,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_without_the_library_the_extra_is_named(
-    phi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    phi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    command = ["traces", "needle", "--tokens", str(phi), "-o", str(tmp_path / "needle.jsonl")]
-    assert main(command) == 2
-    assert capsys.readouterr().err == (
-        "forebay traces: tokenizers is not installed: pip install 'forebay[tokenizers]'\n"
+    said = refusal("traces", "needle", "--tokens", phi, "-o", tmp_path / "needle.jsonl")
+    assert said == (
+        "forebay traces: tokenizers is not installed: pip install 'forebay[tokenizers]'"
     )
 
 
 def test_needles_are_counted_by_it(file: Path, tmp_path: Path) -> None:
-    words = ("--lengths", "2000", "--depths", "0.5", "--tokenizer", str(file))
+    words = ("--lengths", "2000", "--depths", "0.5", "--tokenizer", file)
     trace = tmp_path / "needle.jsonl"
-    assert main(["traces", "needle", *words, "-o", str(trace)]) == 0
+    printed("traces", "needle", *words, "-o", trace)
     count = TokenizerFile(file)
     for row in map(json.loads, trace.read_text().splitlines()):
         assert row["input_tokens"] == count.count(row["text"])

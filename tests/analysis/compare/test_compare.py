@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from commands import refusal
+from commands import forebay, printed, refusal, remarks
 from fakes.made_runs import SLOS, Row, answered, realistic_rows, refused, write_pair, write_run
 
-from forebay.analysis.cli import compare_app
 from forebay.analysis.compare.compare import Comparison, compare, compare_all, rows_of
 from forebay.analysis.compare.figures import Price, backends, figures, imbalance, unanswered
 from forebay.analysis.compare.headline import headline
@@ -23,7 +22,6 @@ from forebay.analysis.compare.lines import ComparisonRow
 from forebay.analysis.runs.load import load_run, load_runs
 from forebay.analysis.runs.provenance import repeat_command, verdict
 from forebay.replay.plan.slo import Slo, parse_slos
-from forebay.traces.ground.command_line.command import run_command
 from forebay.traces.ground.errors import InputError
 
 
@@ -564,14 +562,10 @@ class TestComparison:
 
 class TestCommand:
     def test_table_fits_eighty_columns(
-        self,
-        pair: tuple[Path, Path],
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("COLUMNS", "80")
-        assert run_command(compare_app, "compare", [str(path) for path in pair]) == 0
-        out = capsys.readouterr().out
+        out = printed("compare", *pair)
         assert max(map(len, out.splitlines())) <= 80
         rows = [row.split() for row in out.splitlines()]
         assert ["TTFT", "p99", "7.646", "s", "0.446", "s", "0.058×", "forebay"] in rows
@@ -579,14 +573,10 @@ class TestCommand:
         assert ["95", "%", "interval", "of", "B/A", "0.018×", "to", "0.084×"] in rows
         assert ["TTFT", "p99", "–", "–", "–"] in rows  # 160 documents are too few
 
-    def test_json_is_data_only(
-        self, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        words = [*(str(path) for path in pair), "--json", "--slo", "chat.ttft=200ms"]
-        assert run_command(compare_app, "compare", words) == 0
-        captured = capsys.readouterr()
-        data = json.loads(captured.out)
-        assert captured.err == ""
+    def test_json_is_data_only(self, pair: tuple[Path, Path]) -> None:
+        done = forebay("compare", *pair, "--json", "--slo", "chat.ttft=200ms")
+        data = json.loads(done.stdout)
+        assert (done.returncode, done.stderr) == (0, "")
         assert data["slo"] == ["chat.ttft=0.2s"]
         by_key = {(figure["section"], figure["key"]): figure for figure in data["figures"]}
         assert by_key["run", "goodput"]["better"] == "b"
@@ -644,86 +634,68 @@ class TestCommand:
         ],
     )  # fmt: skip
     def test_a_condition_fails_a_build(
-        self,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        conditions: list[str],
-        told: str | None,
+        self, tmp_path: Path, conditions: list[str], told: str | None
     ) -> None:
         a = write_run(tmp_path / "a", steady(100, 1.0))
         worse = [*steady(95, 1.1), *(refused(100 + i, "chat", 9.5 + i / 10) for i in range(5))]
         b = write_run(tmp_path / "b", worse)
-        words = [str(a), str(b), "--json", "--slo", "chat.ttft=1.65s"]
-        words += [word for text in conditions for word in ("--fail-if", text)]
-        assert run_command(compare_app, "compare", words) == (0 if told is None else 1)
-        said = capsys.readouterr()
-        failures = json.loads(said.out)["failures"]
+        limits = [word for text in conditions for word in ("--fail-if", text)]
+        said = forebay("compare", a, b, "--json", "--slo", "chat.ttft=1.65s", *limits)
+        failures = json.loads(said.stdout)["failures"]
         if told is None:
-            assert (failures, said.err) == ([], "")
+            assert (said.returncode, failures, said.stderr) == (0, [], "")
         else:
             assert failures[0].startswith(told)
-            assert said.err == f"forebay compare: {failures[0]}\n"
+            assert (said.returncode, said.stderr) == (1, f"forebay compare: {failures[0]}\n")
 
-    def test_more_runs_are_compared_with_the_first(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        words = [
-            str(write_run(tmp_path / name, steady(100, ttft_s)))
+    def test_more_runs_are_compared_with_the_first(self, tmp_path: Path) -> None:
+        runs = [
+            write_run(tmp_path / name, steady(100, ttft_s))
             for name, ttft_s in (("a", 1.0), ("b", 0.5), ("c", 2.0))
         ]
-        assert run_command(compare_app, "compare", [*words, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["comparisons"]
+        found = json.loads(printed("compare", *runs, "--json"))["comparisons"]
         assert [(one["a"]["name"], one["b"]["name"]) for one in found] == [("a", "b"), ("a", "c")]
         assert [one["mood"] for one in found] == ["better", "worse"]
-        assert run_command(compare_app, "compare", [*words, "--fail-if", "ttft_p50 > 5%"]) == 1
-        said = capsys.readouterr()
-        assert said.err.startswith("forebay compare: ttft_p50 of c is 3.00 s, +100.0 % against")
+        said = forebay("compare", *runs, "--fail-if", "ttft_p50 > 5%")
+        assert said.returncode == 1
+        assert said.stderr.startswith("forebay compare: ttft_p50 of c is 3.00 s, +100.0 % against")
         # What cannot be judged hides no failure of another condition, or of another run.
         limits = ("--fail-if", "ttft_p50 > 5%", "--fail-if", "ttft_p99 > 5%")
-        assert run_command(compare_app, "compare", [*words, *limits]) == 2
-        said = capsys.readouterr()
-        assert "ttft_p50 of c is 3.00 s, +100.0 % against" in said.err
+        said = forebay("compare", *runs, *limits)
+        assert said.returncode == 2
+        assert "ttft_p50 of c is 3.00 s, +100.0 % against" in said.stderr
         for name in ("b", "c"):
-            assert f"{name} has too few requests for ttft_p99 (it needs 1,000)" in said.err
-        assert run_command(compare_app, "compare", [*words, "--fail-if-worse"]) == 1
-        said = capsys.readouterr()
-        assert said.err.startswith("forebay compare: --fail-if-worse: c is worse than a in chat")
-        assert said.err.count("\n") == 1
-        assert run_command(compare_app, "compare", [*words[:2], "--fail-if-worse"]) == 0
-        assert capsys.readouterr().err == ""
+            assert f"{name} has too few requests for ttft_p99 (it needs 1,000)" in said.stderr
+        said = forebay("compare", *runs, "--fail-if-worse")
+        assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+        assert said.stderr.startswith("forebay compare: --fail-if-worse: c is worse than a in chat")
+        assert remarks("compare", *runs[:2], "--fail-if-worse") == ""
 
-    def test_a_bucket_without_requests_may_have_a_target(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_bucket_without_requests_may_have_a_target(self, tmp_path: Path) -> None:
         """The example of --help on runs with chats only; run.json names the buckets."""
         planned = [{"name": "chat", "up_to": 5000}, {"name": "document", "up_to": 131_072}]
-        words = [
-            str(write_run(tmp_path / name, steady(30, 1.0), info={"buckets": planned}))
+        runs = [
+            write_run(tmp_path / name, steady(30, 1.0), info={"buckets": planned})
             for name in ("a", "b")
         ]
-        words += ["--json", "--slo", "chat.ttft=1.5s,document.ttft=15s"]
-        assert run_command(compare_app, "compare", words) == 0
-        data = json.loads(capsys.readouterr().out)
+        slos = "chat.ttft=1.5s,document.ttft=15s"
+        data = json.loads(printed("compare", *runs, "--json", "--slo", slos))
         assert data["slo"] == ["chat.ttft=1.5s", "document.ttft=15s"]
         by_key = {(figure["section"], figure["key"]): figure for figure in data["figures"]}
         assert by_key["run", "attainment"]["a"] == 0.5
-        words[-1] = "video.ttft=1s"
-        assert run_command(compare_app, "compare", words) == 2
-        assert "no bucket 'video'; one of: chat, document" in capsys.readouterr().err
+        said = refusal("compare", *runs, "--slo", "video.ttft=1s")
+        assert "no bucket 'video'; one of: chat, document" in said
 
     @pytest.mark.parametrize("listed", [None, 5, ["chat"], [{"up_to": 1}], [{"name": 7}]])
     def test_strange_buckets_of_run_json_are_left_out(self, tmp_path: Path, listed: object) -> None:
         run = load_run(write_run(tmp_path / "a", steady(3, 1.0), info={"buckets": listed}))
         assert run.planned_buckets() == []
 
-    def test_hostile_names_stay_text(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_hostile_names_stay_text(self, tmp_path: Path) -> None:
         hostile = "[red]\x1b[2Jrun"
         a = write_run(tmp_path / "a", steady(30, 1.0))
         b = write_run(tmp_path / hostile, steady(30, 0.5))
-        assert run_command(compare_app, "compare", [str(a), str(b)]) == 0
-        out = capsys.readouterr().out
+        out = printed("compare", a, b)
         assert "\x1b" not in out
         assert "[red]" in out
 

@@ -13,11 +13,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from commands import refusal
+from commands import forebay, printed, refusal
 from fakes.made_runs import SLOS, answered, refused, write_pair, write_run
 
 from forebay.analysis.charts import svg
-from forebay.analysis.cli import compare_app, report_app
 from forebay.analysis.compare.compare import compare_all
 from forebay.analysis.compare.figures import figures, run_figures
 from forebay.analysis.compare.tables import markdown
@@ -30,7 +29,6 @@ from forebay.analysis.runs.provenance import repeat_command
 from forebay.proxy.cli import main
 from forebay.replay.plan.slo import Slo
 from forebay.replay.results.server_metrics import MetricsTable
-from forebay.traces.ground.command_line.command import run_command
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.jsonl import write_trace
@@ -89,9 +87,7 @@ def test_page_is_well_formed(page: str) -> None:
     assert len(headings) == 10
 
 
-def test_each_chart_of_simulated_runs_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_chart_of_simulated_runs_says_so(tmp_path: Path) -> None:
     """A screenshot of one chart cannot be taken for a measurement."""
     rows = [answered(i, "chat", i * 1.0, 0.1) for i in range(30)]
     info = {"simulated": True, "gpus": 2, "gpu_mix": ["h200"]}
@@ -107,10 +103,9 @@ def test_each_chart_of_simulated_runs_says_so(
     tables = compare_all(load_runs([live, made]))
     assert markdown(tables, []).endswith("\nmade: simulated: 2 × H200, virtual time.\n")
     assert "made: simulated: 2 × H200, virtual time" in tables[0].warnings
-    assert run_command(compare_app, "compare", [str(live), str(made)]) == 0
-    printed = capsys.readouterr().out
-    assert "all requests · simulated" in printed
-    assert "valid" not in printed
+    table = printed("compare", live, made)
+    assert "all requests · simulated" in table
+    assert "valid" not in table
     assert "simulated: " not in build_report([load_run(live)]).html
 
 
@@ -177,27 +172,21 @@ def test_three_runs_and_their_seeds_are_told_apart(tmp_path: Path) -> None:
         assert f'class="dots run{seed - 1}"' in html
 
 
-def test_the_figures_as_markdown_and_csv(
-    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(pair[0]), str(pair[1])]
+def test_the_figures_as_markdown_and_csv(pair: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "r.md"
-    assert run_command(report_app, "report", [*words, "--markdown", "-o", str(out)]) == 0
+    printed("report", *pair, "--markdown", "-o", out)
     lines = out.read_text().splitlines()
     assert lines[0].startswith("forebay is better than round-robin in chat TTFT")
     assert "|  | round-robin | forebay | B/A |" in lines
     widths = {line.count("|") for line in lines if line.startswith("|")}
     assert widths == {5}
-    capsys.readouterr()
-    assert run_command(compare_app, "compare", [*words, "--csv"]) == 0
-    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    table = list(csv.DictReader(io.StringIO(printed("compare", *pair, "--csv"))))
     by_key = {(row["section"], row["figure"]): row for row in table}
     runs = load_runs(pair)
     for name, run in zip(("round-robin", "forebay"), runs, strict=True):
         exact = figures(run, "chat").latency["ttft"].values["p95"]
         assert float(by_key["chat", "ttft_p95"][name]) == exact
-    assert run_command(compare_app, "compare", [*words, "--csv", "--json"]) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "give one of them" in refusal("compare", *pair, "--csv", "--json")
 
 
 @pytest.mark.parametrize(
@@ -227,9 +216,7 @@ def test_the_command_of_a_simulation_repeats_it(
     assert first.info["engine"] == second.info["engine"]
 
 
-def test_curves_of_searches_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_of_searches_are_compared(tmp_path: Path) -> None:
     names = (HOSTILE.replace("/", ""), "other")
     for name, most in zip(names, (8.0, 9.0), strict=True):
         (tmp_path / name).mkdir()
@@ -241,8 +228,8 @@ def test_curves_of_searches_are_compared(
         result = {"sentence": f"At {most:g} requests/s", "curve": curve}
         (tmp_path / name / "result.json").write_text(json.dumps(result))
         (tmp_path / name / "search.json").write_text(json.dumps({"target": ["sim:a@b"]}))
-    out, words = tmp_path / "page.html", [str(tmp_path / name) for name in names]
-    assert run_command(report_app, "report", [*words, "-o", str(out)]) == 0
+    out, folders = tmp_path / "page.html", [tmp_path / name for name in names]
+    printed("report", *folders, "-o", out)
     checked = Checked(out.read_text())
     assert f"{names[0]} (simulated): At 8 requests/s" in checked.text
     assert "other (simulated) 16.00 /s 9.00 /s 6.2 % 800 ms –" in checked.text
@@ -250,8 +237,8 @@ def test_curves_of_searches_are_compared(
     assert "img" not in checked.tags
     assert "script" not in checked.tags
     (tmp_path / "other/result.json").write_text('{"curve": [{"rate_per_s": "x"}]}')
-    assert run_command(report_app, "report", [*words, "-o", str(out), "--force"]) == 2
-    assert "holds no curve; repeat the search" in capsys.readouterr().err
+    said = refusal("report", *folders, "-o", out, "--force")
+    assert "holds no curve; repeat the search" in said
 
 
 def test_page_needs_nothing_else(page: str) -> None:
@@ -532,32 +519,25 @@ class TestPlots:
 
 
 class TestCommand:
-    def test_writes_the_page_and_says_so(
-        self, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_writes_the_page_and_says_so(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         out = tmp_path / "report.html"
-        words = [*(str(path) for path in pair), "-o", str(out), "--title", "Night <1>"]
-        assert run_command(report_app, "report", words) == 0
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert "forebay is better than round-robin" in captured.err
+        words = ("report", *pair, "-o", out, "--title", "Night <1>")
+        done = forebay(*words)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert "forebay is better than round-robin" in done.stderr
         assert "Night &lt;1&gt;" in out.read_text(encoding="utf-8")
         assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-        assert run_command(report_app, "report", [*words, "--json", "--force"]) == 0
-        captured = capsys.readouterr()
-        assert json.loads(captured.out)["path"] == str(out)
-        assert captured.err == ""
+        done = forebay(*words, "--json", "--force")
+        assert json.loads(done.stdout)["path"] == str(out)
+        assert (done.returncode, done.stderr) == (0, "")
 
-    def test_never_overwrites_unasked(
-        self, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_never_overwrites_unasked(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         out = tmp_path / "report.html"
         out.write_text("mine")
-        words = [str(pair[0]), "-o", str(out)]
-        assert run_command(report_app, "report", words) == 2
-        assert "exists; give another name, or --force to overwrite it" in capsys.readouterr().err
+        words = ("report", pair[0], "-o", out)
+        assert "exists; give another name, or --force to overwrite it" in refusal(*words)
         assert out.read_text() == "mine"
-        assert run_command(report_app, "report", [*words, "--force"]) == 0
+        printed(*words, "--force")
         assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
     def test_places_that_cannot_be_written(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -571,7 +551,7 @@ class TestCommand:
             write_text(page, tmp_path / "file" / "r.html")
 
     def test_a_link_a_pipe_and_standard_output_are_written_to(
-        self, pair: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+        self, pair: tuple[Path, Path], tmp_path: Path
     ) -> None:
         """A pipe stands for a device: none of them is replaced by a file."""
         kept, link, pipe = tmp_path / "kept.html", tmp_path / "link.html", tmp_path / "pipe"
@@ -582,19 +562,15 @@ class TestCommand:
         reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")), daemon=True)
         reader.start()
         for out in (link, pipe):
-            words = [str(pair[0]), "-o", str(out), "--force"]
-            assert run_command(report_app, "report", words) == 0
+            printed("report", pair[0], "-o", out, "--force")
         reader.join(10)
         assert link.is_symlink()
         assert pipe.is_fifo()
         assert read == [kept.read_text("utf-8")]
         assert read[0].startswith("<!DOCTYPE html>")
-        capfd.readouterr()
-        words = [str(pair[0]), "-o", "-"]
-        assert run_command(report_app, "report", words) == 0
-        assert capfd.readouterr().out == read[0]
-        assert run_command(report_app, "report", [*words, "--json"]) == 2
-        assert "give -o FILE" in capfd.readouterr().err
+        words = ("report", pair[0], "-o", "-")
+        assert printed(*words) == read[0]
+        assert "give -o FILE" in refusal(*words, "--json")
         assert {path.name for path in tmp_path.iterdir()} == {"kept.html", "link.html", "pipe"}
 
     @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import BinaryIO
 
 import orjson
 import pytest
+from commands import printed, refusal
 from ports import free_ports
 from stages.replay_server import Server, rows, run_one
 
 from forebay.analysis.runs import exporters
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.other_tools import load_result
-from forebay.proxy.cli import main
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_csv_has_every_request_and_column(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "requests.csv"
-    assert main(["runs", "export", "csv", str(folder), "-o", str(out)]) == 0
+    printed("runs", "export", "csv", folder, "-o", out)
     read = list(csv.DictReader(io.StringIO(out.read_text())))
     assert len(read) == 60
     assert float(read[7]["ttft_response_s"]) == pytest.approx(0.03)
@@ -37,33 +37,26 @@ def test_csv_has_every_request_and_column(folder: Path, tmp_path: Path) -> None:
 
 
 def test_json_says_what_was_written(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = str(tmp_path / "requests.csv")
-    words = ["runs", "export", "csv", str(folder), "--json"]
-    assert main([*words, "-o", out]) == 0
+    words = ("runs", "export", "csv", folder, "--json")
     told = {"format": "csv", "run": str(folder)}
-    assert orjson.loads(capfd.readouterr().out) == {**told, "path": out}
-    assert main(words) == 2
-    said = capfd.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert "--json: standard output has the export already; give -o FILE" in said.err
+    assert orjson.loads(printed(*words, "-o", out)) == {**told, "path": out}
+    said = refusal(*words)
+    assert "--json: standard output has the export already; give -o FILE" in said
 
     def sent(run: Path, out: BinaryIO, tag: str) -> None:
         out.write(b"http://collector 60 metrics\n")
 
     monkeypatch.setattr(exporters, "export_otlp", sent)
-    assert main(["runs", "export", "otlp", str(folder), "--json"]) == 0
     told = {"format": "otlp", "run": str(folder), "sent_to": "http://collector 60 metrics"}
-    assert orjson.loads(capfd.readouterr().out) == told
+    assert orjson.loads(printed("runs", "export", "otlp", folder, "--json")) == told
 
 
 def test_hgrm_has_the_percentiles_of_the_log(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "ttft.hgrm"
-    assert main(["runs", "export", "hgrm", str(folder), "-o", str(out)]) == 0
+    printed("runs", "export", "hgrm", folder, "-o", out)
     lines = out.read_text().splitlines()
     assert lines[0].split() == ["Value", "Percentile", "TotalCount", "1/(1-Percentile)"]
     value, percentile, count = lines[2].split()[:3]
@@ -71,14 +64,14 @@ def test_hgrm_has_the_percentiles_of_the_log(folder: Path, tmp_path: Path) -> No
     assert (float(percentile), int(count)) == (0.0, 60)
 
 
-def test_a_tag_that_is_not_in_the_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "export", "hgrm", str(folder), "--tag", "nothing"]) == 2
-    assert "ttft_response.chat" in capsys.readouterr().err
+def test_a_tag_that_is_not_in_the_log(folder: Path) -> None:
+    said = refusal("runs", "export", "hgrm", folder, "--tag", "nothing")
+    assert "ttft_response.chat" in said
 
 
 def test_vllm_bench_there_and_back(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    assert main(["runs", "export", "vllm-bench", str(folder), "-o", str(out)]) == 0
+    printed("runs", "export", "vllm-bench", folder, "-o", out)
     told = orjson.loads(out.read_bytes())
     assert (told["completed"], told["failed"], told["num_prompts"]) == (60, 0, 60)
     assert told["median_ttft_ms"] == pytest.approx(30, rel=1e-3)
@@ -90,16 +83,13 @@ def test_vllm_bench_there_and_back(folder: Path, tmp_path: Path) -> None:
     assert read.number("attainment") == own.number("attainment")
 
 
-def test_a_file_is_not_overwritten(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "requests.csv"
     out.write_text("mine")
-    words = ["runs", "export", "csv", str(folder), "-o", str(out)]
-    assert main(words) == 2
-    assert "--force" in capsys.readouterr().err
+    words = ("runs", "export", "csv", folder, "-o", out)
+    assert "--force" in refusal(*words)
     assert out.read_text() == "mine"
-    assert main([*words, "--force"]) == 0
+    printed(*words, "--force")
 
 
 def made_up(run: Path, out: BinaryIO, tag: str) -> None:
@@ -107,10 +97,7 @@ def made_up(run: Path, out: BinaryIO, tag: str) -> None:
 
 
 def test_a_package_adds_a_format(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Fake(EntryPoint):
         def load(self) -> object:
@@ -127,21 +114,16 @@ def test_a_package_adds_a_format(
 
     monkeypatch.setattr(exporters, "entry_points", entry_points)
     out = tmp_path / "mine.txt"
-    assert main(["runs", "export", "mine", str(folder), "-o", str(out), "--tag", "t"]) == 0
+    printed("runs", "export", "mine", folder, "-o", out, "--tag", "t")
     assert out.read_text() == "run t"
     assert asked == ["forebay.exporters"]
-    assert main(["runs", "export", "broken", str(folder)]) == 2
-    assert "cannot be loaded (no module)" in capsys.readouterr().err
-    assert main(["runs", "export", "csv", str(folder), "-o", str(tmp_path / "r.csv")]) == 0
-    assert main(["runs", "export", "nothing", str(folder)]) == 2
-    assert "broken, csv, hgrm, mine, otlp, vllm-bench" in capsys.readouterr().err
+    assert "cannot be loaded (no module)" in refusal("runs", "export", "broken", folder)
+    printed("runs", "export", "csv", folder, "-o", tmp_path / "r.csv")
+    said = refusal("runs", "export", "nothing", folder)
+    assert "broken, csv, hgrm, mine, otlp, vllm-bench" in said
 
 
-def test_otlp_gauges_reach_a_collector(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_otlp_gauges_reach_a_collector(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
         ExportMetricsServiceRequest,
@@ -162,9 +144,8 @@ def test_otlp_gauges_reach_a_collector(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        assert main(["runs", "export", "otlp", str(folder)]) == 0
+        assert url in printed("runs", "export", "otlp", folder)
         server.shutdown()
-    assert url in capsys.readouterr().out
     assert received[0][0] == "/v1/metrics"
     told = ExportMetricsServiceRequest.FromString(received[0][1])
     found = {
@@ -179,21 +160,15 @@ def test_otlp_gauges_reach_a_collector(
     assert found["forebay.run.ttft_ms", "chat.p90"] == pytest.approx(30, rel=1e-3)
 
 
-def test_a_collector_that_is_not_there(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_collector_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'forebay[otel]'")
     monkeypatch.setattr("forebay.analysis.runs.otlp.TIMEOUT_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
-    assert main(["runs", "export", "otlp", str(folder)]) == 2
-    assert "took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT" in capsys.readouterr().err
+    said = refusal("runs", "export", "otlp", folder)
+    assert "took no metrics; set OTEL_EXPORTER_OTLP_ENDPOINT" in said
 
 
-def test_a_library_that_is_missing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_that_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
-    assert main(["runs", "export", "otlp", str(folder)]) == 2
-    assert "is not installed; pip install 'forebay[" in capsys.readouterr().err
+    said = refusal("runs", "export", "otlp", folder)
+    assert "is not installed; pip install 'forebay[" in said

@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from commands import forebay, refusal, remarks
 from fakes.made_runs import answered, write_run
 
 from forebay.analysis.compare.compare import compare
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.runs.load import load_run
-from forebay.proxy.cli import main
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.hlog import new_histogram
 
@@ -39,20 +39,18 @@ def payload(*values: int) -> str:
 @pytest.mark.parametrize("name", ["a.hgrm", "a.txt", "a.hdr", "a"])
 @pytest.mark.parametrize(("header", "unit_s"), [(HEADER, 1e-3), (VEGETA, 1e-6)])
 def test_a_percentile_table_is_known_by_its_content(
-    header: str, unit_s: float, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    header: str, unit_s: float, name: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_text(TABLE.format(header=header, values=VALUES))
     run = load_run(path)
     assert run.requests == 2_000
     assert run.numbers["e2e_response_s"].max() == pytest.approx(3 * unit_s)
-    assert main(["report", str(path), "--out", str(tmp_path / "r.html")]) == 0
-    said = capsys.readouterr().err
+    said = remarks("report", path, "--out", tmp_path / "r.html")
     assert "untagged: end-to-end latency p50 " in said
     assert "2,000 values." in said
     assert "answered" not in said
-    assert main(["traces", "import", "auto", str(path)]) == 2
-    assert "a percentile distribution is no trace" in capsys.readouterr().err
+    assert "a percentile distribution is no trace" in refusal("traces", "import", "auto", path)
 
 
 def test_tables_have_no_times_so_no_interval(tmp_path: Path) -> None:
@@ -69,15 +67,14 @@ def test_tables_have_no_times_so_no_interval(tmp_path: Path) -> None:
     assert "requests_per_s" not in [line.key for line in compared.lines]
 
 
-def test_stamps_of_go_are_milliseconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stamps_of_go_are_milliseconds(tmp_path: Path) -> None:
     path = tmp_path / "go.hlog"
     lines = (
         f"1762423{at}00.000,1762423{at + 10}00.000,10.9,{payload(900)}\n" for at in (2000, 2010)
     )
     path.write_text("#[Histogram log format version 1.3]\n" + "".join(lines))
-    words = ["report", str(path), "--unit", "us", "--out", str(tmp_path / "r.html")]
-    assert main([*words, "--between", "0s..2s"]) == 0
-    assert "in milliseconds" in capsys.readouterr().err
+    words = ("report", path, "--unit", "us", "--out", tmp_path / "r.html")
+    assert "in milliseconds" in remarks(*words, "--between", "0s..2s")
     assert load_run(path).info["started_unix_s"] == 1_762_423_200.0
     path.write_text(f"1e300,1.0,10.9,{payload(900)}\n")
     with pytest.raises(InputError, match="a stamp is no time in seconds"):
@@ -131,16 +128,14 @@ LINE = {"time": "2026-01-05T10:00:00Z", "request_id": "r", "status": 200, "durat
 BAD = "\x1b]0;pwn\x07\x1b[2J\u202e"
 
 
-def test_names_of_others_are_cleaned_where_they_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_others_are_cleaned_where_they_are_read(tmp_path: Path) -> None:
     ledger, log = tmp_path / "a.jsonl", tmp_path / "a.hlog"
     ledger.write_text("".join(json.dumps(LINE | {"bucket": BAD}) + "\n" for _ in range(3)))
     log.write_text(f"#[StartTime: 1]\nTag={BAD},0.0,1.0,10.9,{payload(900)}\n")
     for path in (ledger, log):
-        assert main(["compare", str(path), str(path)]) == 0
-    said = "".join(capsys.readouterr())
-    assert not any(letter in said for letter in "\x1b\x07\u202e")
+        done = forebay("compare", path, path)
+        assert done.returncode == 0
+        assert not any(letter in done.stdout + done.stderr for letter in "\x1b\x07\u202e")
 
 
 def test_python_writes_nan_into_a_run(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from forebay.proxy.cli import main
+from commands import forebay
 
 WHEN = "2026-01-05T10:00:0{}Z"
 VLLM = {
@@ -130,7 +129,7 @@ MERGED = {"table.txt": "latency targets differs from table.txt"}  # it has none
 
 @pytest.mark.parametrize("name", OUTCOMES)
 def test_each_reader_has_one_outcome(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = name.partition("#")[0]
@@ -145,9 +144,10 @@ def test_each_reader_has_one_outcome(
         (f"compare {name} other.json", wanted[2]),
         (f"runs merge {name} other.json --out merged", MERGED.get(name, wanted[2])),
     ):
-        status, said = main(words.split()), capsys.readouterr()
-        assert (status, "Traceback" in said.err) == (2 if told else 0, False), (words, said.err)
-        assert told in said.err, words
+        done = forebay(*words.split())
+        said, status = done.stderr, 2 if told else 0
+        assert (done.returncode, "Traceback" in said) == (status, False), (words, said)
+        assert told in said, words
         if told:
-            assert said.err.splitlines()[-1].startswith("forebay "), words
-            assert len(said.err.splitlines()) <= 2, words
+            assert said.splitlines()[-1].startswith("forebay "), words
+            assert len(said.splitlines()) <= 2, words

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from commands import printed, refusal, remarks
 
 from forebay.analysis.runs.load import load_run
 from forebay.analysis.runs.provenance import setting
 from forebay.analysis.runs.run import RunData
-from forebay.proxy.cli import main
 from forebay.replay.results.row import Row
 from forebay.traces.ground.hlog import read_hlog
 
@@ -25,31 +25,32 @@ START = 1_700_000_000.0
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three simulations of one trace with other gaps."""
     top = tmp_path_factory.mktemp("runs")
-    trace = str(top / "t.jsonl")
-    words = ["traces", "synth", "chat-beside-documents", "--duration", "40", "-o", trace]
-    assert main([*words, "--quiet"]) == 0
+    trace = top / "t.jsonl"
+    kind = ("chat-beside-documents", "--duration", "40")
+    printed("traces", "synth", *kind, "-o", trace, "--quiet")
     made = []
     for seed in SEEDS:
         made.append(top / f"s{seed}")
-        words = ["simulate", trace, "--gpus", "2", "--arrivals", "poisson", "--rate", "8"]
-        assert main([*words, "--seed", str(seed), "--out", str(made[-1]), "--quiet"]) == 0
+        words = ("--gpus", "2", "--arrivals", "poisson", "--rate", "8", "--quiet")
+        printed("simulate", trace, *words, "--seed", str(seed), "--out", made[-1])
     return made
 
 
-def copies(seeds: Sequence[Path], into: Path, **changes: Sequence[Any]) -> list[str]:
+def copies(seeds: Sequence[Path], into: Path, **changes: Sequence[Any]) -> list[Path]:
     """Copies of the runs, with other values in run.json."""
-    made = []
+    made: list[Path] = []
     for number, run in enumerate(seeds):
         made.append(shutil.copytree(run, into / run.name))
         info = json.loads((run / "run.json").read_text())
         info |= {key: values[number] for key, values in changes.items()}
         (made[-1] / "run.json").write_text(json.dumps(info))
-    return [str(one) for one in made]
+    return made
 
 
-def merged(words: Sequence[str], out: Path) -> RunData:
-    assert main(["runs", "merge", *words, "--out", str(out)]) == 0
-    return load_run(out)
+def merged(runs: Sequence[Path], out: Path) -> tuple[RunData, str]:
+    """The run that the command made, and its words."""
+    said = remarks("runs", "merge", *runs, "--out", out)
+    return load_run(out), said
 
 
 def counts(run: Path) -> dict[str, int]:
@@ -59,11 +60,9 @@ def counts(run: Path) -> dict[str, int]:
     }
 
 
-def test_seeds_are_put_one_behind_the_other(
-    seeds: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = merged([str(seed) for seed in seeds], tmp_path / "all")
-    assert "of 3 runs, one after the other: mean rates" in capsys.readouterr().err
+def test_seeds_are_put_one_behind_the_other(seeds: list[Path], tmp_path: Path) -> None:
+    whole, said = merged(seeds, tmp_path / "all")
+    assert "of 3 runs, one after the other: mean rates" in said
     parts = [load_run(seed) for seed in seeds]
     assert whole.requests == sum(part.requests for part in parts)
     for name in ("ttft_response_s", "tpot_s", "input_tokens", "cached_tokens"):
@@ -89,21 +88,17 @@ def test_seeds_are_put_one_behind_the_other(
     assert table.column_names == list(Row.__slots__)
     info = json.loads((tmp_path / "all" / "run.json").read_text())
     assert (info["seed"], [run["seed"] for run in info["merged"]["runs"]]) == (None, list(SEEDS))
-    capsys.readouterr()
-    assert main(["compare", str(seeds[0]), str(tmp_path / "all"), "--json"]) == 0
-    shown = " ".join(json.loads(capsys.readouterr().out)["warnings"])
+    compared = printed("compare", seeds[0], tmp_path / "all", "--json")
+    shown = " ".join(json.loads(compared)["warnings"])
     of_all = "; ".join(map(str, SEEDS))
     assert f"different seed: {seeds[0].name} {SEEDS[0]}, all {of_all}; the arrivals differ" in shown
-    report = str(tmp_path / "r.html")
-    assert main(["report", str(tmp_path / "all"), "-o", report, "--quiet"]) == 0
+    printed("report", tmp_path / "all", "-o", tmp_path / "r.html", "--quiet")
 
 
-def test_rates_of_runs_at_once_add_up(
-    seeds: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = copies(seeds, tmp_path, started_unix_s=[START, START + 0.3, START + 0.6])
-    whole = merged(words, tmp_path / "all")
-    assert "sent at once: rates add up" in capsys.readouterr().err
+def test_rates_of_runs_at_once_add_up(seeds: list[Path], tmp_path: Path) -> None:
+    runs = copies(seeds, tmp_path, started_unix_s=[START, START + 0.3, START + 0.6])
+    whole, said = merged(runs, tmp_path / "all")
+    assert "sent at once: rates add up" in said
     parts = [load_run(seed) for seed in seeds]
     windows = [part.number("window_s") or 0.0 for part in parts]
     assert whole.info["rate_per_s"] == sum(part.info["rate_per_s"] for part in parts)
@@ -115,11 +110,11 @@ def test_rates_of_runs_at_once_add_up(
 
 
 def test_merging_in_steps_is_merging_at_once(seeds: list[Path], tmp_path: Path) -> None:
-    words = copies(seeds, tmp_path, started_unix_s=[START, START, START])
-    first = merged(words[:2], tmp_path / "two")
+    runs = copies(seeds, tmp_path, started_unix_s=[START, START, START])
+    first, _ = merged(runs[:2], tmp_path / "two")
     assert first.requests
-    one_by_one = merged([str(tmp_path / "two"), words[2]], tmp_path / "three")
-    whole = merged(words, tmp_path / "whole")
+    one_by_one, _ = merged([tmp_path / "two", runs[2]], tmp_path / "three")
+    whole, _ = merged(runs, tmp_path / "whole")
     left, right = (json.loads((r.path / "summary.json").read_text()) for r in (one_by_one, whole))
     assert left == right
     assert counts(one_by_one.path) == counts(whole.path)
@@ -138,58 +133,44 @@ def test_merging_in_steps_is_merging_at_once(seeds: list[Path], tmp_path: Path) 
     ],
 )  # fmt: skip
 def test_what_does_not_belong_together(
-    seeds: list[Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Sequence[Any]],
-    told: str,
+    seeds: list[Path], tmp_path: Path, changes: dict[str, Sequence[Any]], told: str
 ) -> None:
-    words = copies(seeds, tmp_path, **changes)
-    assert main(["runs", "merge", *words, "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert told.format(Path(words[0]).name) in error
-    assert error.count("\n") == 1
+    runs = copies(seeds, tmp_path, **changes)
+    said = refusal("runs", "merge", *runs, "--out", tmp_path / "out")
+    assert told.format(runs[0].name) in said
     assert not (tmp_path / "out").exists()
 
 
-def test_other_mistakes(
-    seeds: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two = str(seeds[0]), str(seeds[1])
+def test_other_mistakes(seeds: list[Path], tmp_path: Path) -> None:
+    one, two, out = seeds[0], seeds[1], ("--out", tmp_path / "out")
     (tmp_path / "old").mkdir()
     for words, told in (
         ([one], "give two or more run folders"),
         ([one, one], "the same run as"),
-        ([one, str(tmp_path / "none")], "none: not there; give a run folder"),
-        ([one, two, "--out", one], "already holds a run"),
+        ([one, tmp_path / "none"], "none: not there; give a run folder"),
     ):
-        out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
-        assert main(["runs", "merge", *words, *out]) == 2
-        assert told in capsys.readouterr().err
+        assert told in refusal("runs", "merge", *words, *out)
+    assert "already holds a run" in refusal("runs", "merge", one, two, "--out", one)
     changed = copies(seeds[:1], tmp_path / "x")[0]
-    table = pq.read_table(f"{changed}/requests.parquet").drop_columns(["request_id"])
-    pq.write_table(table, f"{changed}/requests.parquet")
-    assert main(["runs", "merge", two, changed, "--out", str(tmp_path / "out")]) == 2
-    assert "its columns are those of another version" in capsys.readouterr().err
+    table = pq.read_table(changed / "requests.parquet").drop_columns(["request_id"])
+    pq.write_table(table, changed / "requests.parquet")
+    said = refusal("runs", "merge", two, changed, *out)
+    assert "its columns are those of another version" in said
 
 
-def test_files_that_are_not_of_the_run(
-    seeds: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_not_of_the_run(seeds: list[Path], tmp_path: Path) -> None:
     """A log without its samples would make percentiles of half the requests."""
     first, log, short = copies(seeds, tmp_path)
     lines = (seeds[1] / "latency.hlog").read_text().splitlines(keepends=True)
     summary = json.loads((seeds[2] / "summary.json").read_text())
     count = json.loads((seeds[1] / "summary.json").read_text())["ttft_ms"]["all"]["count"]
     for kept in (0, len(lines) - 9):
-        (Path(log) / "latency.hlog").write_text("".join(lines[:kept]))
-        assert main(["runs", "merge", first, log, "--out", str(tmp_path / "out")]) == 2
-        told = capsys.readouterr().err
+        (log / "latency.hlog").write_text("".join(lines[:kept]))
+        told = refusal("runs", "merge", first, log, "--out", tmp_path / "out")
         assert f"{log}/latency.hlog: has " in told
         assert f"times of a first token, but summary.json counts {count:,}" in told
-        assert told.count("\n") == 1
         assert not list((tmp_path / "out").iterdir())
     del summary["window_s"]
-    (Path(short) / "summary.json").write_text(json.dumps(summary))
-    assert main(["runs", "merge", first, short, "--out", str(tmp_path / "out")]) == 2
-    assert f"{short}/summary.json: has no window_s" in capsys.readouterr().err
+    (short / "summary.json").write_text(json.dumps(summary))
+    told = refusal("runs", "merge", first, short, "--out", tmp_path / "out")
+    assert f"{short}/summary.json: has no window_s" in told

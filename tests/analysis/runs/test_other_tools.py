@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from commands import printed
 from paths import TESTS
 
 from forebay.analysis.runs.other_tools import FROM_SENDING, load_result
-from forebay.proxy.cli import main
 from forebay.traces.ground.errors import InputError
 
 VLLM: dict[str, Any] = {  # the keys of vLLM 0.32 (vllm/benchmarks/serve.py)
@@ -237,21 +237,17 @@ TOOLS = {
 }
 
 
-def test_compare_takes_a_file_of_each_tool(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_takes_a_file_of_each_tool(tmp_path: Path) -> None:
     for name, content in TOOLS.items():
         (tmp_path / name).write_bytes(orjson.dumps(content))
-    assert main(["compare", *(str(tmp_path / name) for name in TOOLS)]) == 0
-    assert "TTFT" in capsys.readouterr().out
+    assert "TTFT" in printed("compare", *(tmp_path / name for name in TOOLS))
 
 
-def test_two_tools_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_tools_are_compared(tmp_path: Path) -> None:
     a, b = tmp_path / "vllm.json", tmp_path / "profile_export.jsonl"
     a.write_bytes(orjson.dumps(VLLM))
     b.write_bytes(b"\n".join(orjson.dumps(aiperf_line(at, 100.0 + at)) for at in range(40)))
-    assert main(["compare", str(a), str(b), "--slo", "ttft=150ms", "--json"]) == 0
-    told = orjson.loads(capsys.readouterr().out)
+    told = orjson.loads(printed("compare", a, b, "--slo", "ttft=150ms", "--json"))
     assert any(FROM_SENDING in warning for warning in told["warnings"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from commands import printed
 from fakes.made_runs import answered, write_run
 from hdrh.histogram import HdrHistogram
 from paths import DATA
@@ -22,7 +23,6 @@ from forebay.analysis.runs.merge_runs import merge_runs
 from forebay.analysis.runs.sources.hdr_payload import decode_payload
 from forebay.analysis.runs.sources.hlog import read_log
 from forebay.analysis.runs.window import parse_between, parse_since
-from forebay.proxy.cli import main
 from forebay.traces.formats import open_trace
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.hlog import HlogWriter, IntervalLog, new_histogram
@@ -296,17 +296,13 @@ def test_a_log_without_a_usable_request_is_one_line(tmp_path: Path) -> None:
         load_run(written(tmp_path / "c.log", [start], end=b"{torn\n" + orjson.dumps(start)))
 
 
-def test_one_week_is_compared_with_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_week_is_compared_with_another(tmp_path: Path) -> None:
     path = written(
         tmp_path / "usage.jsonl",
         [ledger_line(number, ttft_ms=100.0 if number < 200 else 300.0) for number in range(400)],
     )
-    words = ["compare", str(path), "--between", "2026-11-10..2026-11-12", "--json",
-             "--between", "2026-11-12..2026-11-20"]  # fmt: skip
-    assert main(words) == 0
-    told = orjson.loads(capsys.readouterr().out)
+    weeks = ("--between", "2026-11-10..2026-11-12", "--between", "2026-11-12..2026-11-20")
+    told = orjson.loads(printed("compare", path, *weeks, "--json"))
     by_key = {(figure["section"], figure["key"]): figure for figure in told["figures"]}
     p90 = by_key["chat", "ttft_p90"]
     assert (p90["a"], p90["b"]) == (0.1, 0.3)

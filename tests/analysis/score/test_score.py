@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from commands import forebay, printed, refusal
 from stages.replay_server import Server, event, run_one, stream, usage
 
 from forebay.analysis.score.answer_metrics import METRICS, concordance_index, f1
@@ -17,7 +18,6 @@ from forebay.analysis.score.score import (
     score_run,
     task_score,
 )
-from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run as run_in_virtual_time
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.server.server import start_engine
@@ -121,9 +121,7 @@ def test_a_run_is_scored_and_a_request_without_answer_counts_as_wrong(tmp_path: 
     assert result["warnings"] == []
 
 
-def test_needles_are_judged_by_length_and_depth_on_an_oracle(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_needles_are_judged_by_length_and_depth_on_an_oracle(tmp_path: Path) -> None:
     haystack = generated_haystack(800, seed=1)
     made = list(
         needle_requests(haystack, ByteEstimate(), lengths=[600], depths=[0.1, 0.9], questions=2)
@@ -135,17 +133,15 @@ def test_needles_are_judged_by_length_and_depth_on_an_oracle(
     trace.write_bytes(b"".join(orjson.dumps(row_dict(row)) + b"\n" for row, _ in made))
     answers_path(str(trace)).write_bytes(b"".join(answer_line(answer) for _, answer in made))
     run_one(tmp_path / "run", trace, saying(said), keep_answers=True, lengths="exact")
-    assert main(["runs", "score", str(tmp_path / "run"), "--json"]) == 0
-    out, err = capsys.readouterr()
-    result = json.loads(out)
+    done = forebay("runs", "score", tmp_path / "run", "--json")
+    result = json.loads(done.stdout)
     assert {task: one["score"] for task, one in result["tasks"].items()} == {
         "needle 600 tokens, depth 0.1": 100.0,
         "needle 600 tokens, depth 0.9": 50.0,
     }
     assert result["zeroscrolls"] is None
-    assert FIXED_LENGTHS in err
-    assert main(["runs", "score", str(tmp_path / "run")]) == 0
-    assert "50.00" in capsys.readouterr().out
+    assert FIXED_LENGTHS in done.stderr
+    assert "50.00" in printed("runs", "score", tmp_path / "run")
 
 
 def row_dict(row: TraceRequest) -> dict[str, Any]:
@@ -164,9 +160,9 @@ def test_a_score_of_random_weights_says_that_it_means_nothing(tmp_path: Path) ->
     source = tmp_path / "qasper" / "validation.jsonl"
     source.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     trace, run = tmp_path / "t.jsonl", tmp_path / "run"
-    made = ("traces", "zeroscrolls", str(source), "--split", "validation", "-o", str(trace))
-    assert main([*made, "--tokens", "estimate"]) == 0
-    assert main([*made, "--tokens", "estimate"]) == 2  # its files are there
+    made = ("traces", "zeroscrolls", source, "--split", "validation", "-o", trace)
+    printed(*made, "--tokens", "estimate")
+    refusal(*made, "--tokens", "estimate")  # its files are there
 
     async def scene() -> None:
         async with start_engine(EngineConfig("phi-3-mini", "h200-nvl")) as server:

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
+from commands import forebay, printed, refusal, remarks
 from known_queue import known_queue, searched, within
 from stages.replay_server import Server, answer, rows, serve
 
@@ -34,7 +35,6 @@ from forebay.analysis.search.search import (
 )
 from forebay.analysis.search.trial import HttpTrials, TrialRow
 from forebay.analysis.statistics.quantiles import Floats
-from forebay.proxy.cli import main
 from forebay.replay.clock.virtual_loop import run
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals
@@ -275,9 +275,7 @@ def test_a_trace_that_is_over_too_soon_proves_no_load_but_refutes() -> None:
     assert re.match(r"from 5\.\d+/s on the trace's 5,000 requests are over in less than", warning)
 
 
-def test_an_overload_that_a_short_trace_hides_is_not_proven(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_overload_that_a_short_trace_hides_is_not_proven(tmp_path: Path) -> None:
     """One simulated GPU keeps 13.8/s of these and not 18/s, of which 300 are over in 17 s.
 
     Parts are longer than that, as the trace is repeated with prompts of its own.
@@ -285,25 +283,22 @@ def test_an_overload_that_a_short_trace_hides_is_not_proven(
     path = tmp_path / "short.jsonl"
     write_trace(path, (TraceRequest(f"r{at}", at * 0.2, 2000, 200) for at in range(300)))
     out = tmp_path / "search"
-    words = ["search", str(path), "--target", "sim:llama-3-8b@h200", "--slo", "ttft=4s",
-             "--arrivals", "poisson", "--attainment", "0.9", "--resolution", "0.3",
-             "--parts", "2", "--out", str(out), "--json"]  # fmt: skip
-    assert main(words) == 0
+    said = remarks(
+        *("search", path, "--target", "sim:llama-3-8b@h200", "--slo", "ttft=4s", "--arrivals"),
+        *("poisson", "--attainment", "0.9", "--resolution", "0.3", "--parts", "2", "--out", out),
+        "--json",
+    )
     found = orjson.loads((out / "result.json").read_bytes())
     assert 300 / 80 < found["highest_rate_per_s"] < 18
     assert found["fails_at_per_s"] <= 18 * 1.3
     assert not any("20 times the longest target" in warning for warning in found["warnings"])
-    assert "sessions are repeated, with prompts of their own" in capsys.readouterr().err
+    assert "sessions are repeated, with prompts of their own" in said
 
 
-def test_a_short_trace_at_its_own_times_ends_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_trace_at_its_own_times_ends_at_once(tmp_path: Path) -> None:
     path = tmp_path / "short.jsonl"
     write_trace(path, (TraceRequest(f"r{at}", at * 0.2, 2000, 200) for at in range(400)))
-    words = ["search", str(path), "--target", "sim:llama-3-8b@h200", "--slo", "ttft=15s"]
-    assert main(words) == 2
-    told = capsys.readouterr().err
+    told = refusal("search", path, "--target", "sim:llama-3-8b@h200", "--slo", "ttft=15s")
     assert "no load above 1.33/s can be proven: its 400 requests are then over in less" in told
     assert "give --arrivals poisson, which repeats its sessions with new prompts" in told
 
@@ -415,33 +410,26 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_on_a_simulated_engine(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_on_a_simulated_engine(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "search"
-    words = ["search", str(trace), "--target", "sim:llama-3-8b@h200", "--slo", "ttft=1s",
+    words = ("search", trace, "--target", "sim:llama-3-8b@h200", "--slo", "ttft=1s",
              "--arrivals", "poisson", "--attainment", "0.9", "--resolution", "0.2",
-             "--requests", "400", "--parts", "4", "--out", str(out)]  # fmt: skip
-    assert main(words) == 0
-    told = capsys.readouterr()
-    assert "90 % of requests meet ttft=1s with 95 % confidence" in told.out.replace("\n", " ")
+             "--requests", "400", "--parts", "4", "--out", out)  # fmt: skip
+    told = printed(*words).replace("\n", " ")
+    assert "90 % of requests meet ttft=1s with 95 % confidence" in told
     kept = (out / TRIALS).read_bytes()
-    assert main([*words, "--json"]) == 0  # nothing is left to measure
-    result = orjson.loads(capsys.readouterr().out)
+    result = orjson.loads(printed(*words, "--json"))  # nothing is left to measure
     assert result == orjson.loads((out / "result.json").read_bytes())
     assert result["highest_rate_per_s"] < result["fails_at_per_s"]
     assert (out / TRIALS).read_bytes() == kept
     assert (out / "curve.svg").read_text().startswith("<svg")
 
 
-def test_a_curve_measures_the_loads_that_were_given(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_curve_measures_the_loads_that_were_given(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "curve"
-    words = ["search", str(trace), "--target", "sim:llama-3-8b@h200", "--slo", "ttft=1s"]
-    words += ["--arrivals", "poisson", "--requests", "400", "--out", str(out), "--json"]
-    assert main([*words, "--curve", "40,2,10"]) == 0
-    result = orjson.loads(capsys.readouterr().out)
+    words = ("search", trace, "--target", "sim:llama-3-8b@h200", "--slo", "ttft=1s", "--arrivals",
+             "poisson", "--requests", "400", "--json")  # fmt: skip
+    result = orjson.loads(printed(*words, "--out", out, "--curve", "40,2,10"))
     assert [point["rate_per_s"] for point in result["curve"]] == [2, 10, 40]
     completed = [point["completed_per_s"] for point in result["curve"]]
     assert completed[0] == pytest.approx(2, rel=0.1)
@@ -451,18 +439,14 @@ def test_a_curve_measures_the_loads_that_were_given(
     drawn = (out / "curve.svg").read_text()
     assert "requests per second completed, simulated" in drawn
     assert ">knee<" in drawn
-    alone = [word for word in words if word not in ("--out", str(out))]
-    assert main([*alone, "--curve", "2"]) == 0
-    (warning,) = orjson.loads(capsys.readouterr().out)["warnings"]  # why it proves nothing
+    (warning,) = orjson.loads(printed(*words, "--curve", "2"))["warnings"]  # why it proves nothing
     assert warning.startswith("at 2/s none of 360 requests missed")
-    assert main([*words, "--curve", "1,no"]) == 2
-    assert "--curve 1,no: give requests a second, such as 1,2,4" in capsys.readouterr().err
+    said = refusal(*words, "--curve", "1,no")
+    assert "--curve 1,no: give requests a second, such as 1,2,4" in said
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_repeated_trace_of_shared_documents_is_a_warning(
-    shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repeated_trace_of_shared_documents_is_a_warning(shared: bool, tmp_path: Path) -> None:
     """16,000 rows bear 22.4/s, where repeats of a short trace bear 18.7/s: they share nothing."""
     path = tmp_path / "trace.jsonl"
     trace = [
@@ -470,11 +454,13 @@ def test_a_repeated_trace_of_shared_documents_is_a_warning(
         for at in range(120)
     ]
     write_trace(path, trace)
-    words = ["search", str(path), "--target", "sim:llama-3-8b@h200", "--slo", "ttft=2s"]
-    words += ["--arrivals", "poisson", "--attainment", "0.9", "--resolution", "0.5"]
-    main([*words, "--requests", "100", "--parts", "2"])
+    done = forebay(
+        *("search", path, "--target", "sim:llama-3-8b@h200", "--slo", "ttft=2s", "--arrivals"),
+        *("poisson", "--attainment", "0.9", "--resolution", "0.5", "--requests", "100"),
+        *("--parts", "2"),
+    )
     told = "the trace's 120 requests were repeated with prompts of their own, which find no docu"
-    assert (told in capsys.readouterr().err) == shared
+    assert (told in done.stderr) == shared
 
 
 @pytest.mark.parametrize(
@@ -501,10 +487,5 @@ def test_a_repeated_trace_of_shared_documents_is_a_warning(
         (["--target", "sim:a", "--target", "sim:b"], "one sim: target"),
     ],
 )
-def test_bad_usage(
-    trace: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["search", str(trace), *words]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert told.count("\n") == 1
+def test_bad_usage(trace: Path, words: list[str], says: str) -> None:
+    assert says in refusal("search", trace, *words)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+from commands import remarks
 
 from forebay.analysis.runs.load import load_run
-from forebay.proxy.cli import main
 from forebay.replay.results.folder import ROWS, RunFolder
 from forebay.replay.results.row import row_with
 from forebay.traces.ground.errors import InputError
@@ -36,15 +36,12 @@ def killed(tmp_path: Path, rows: int, cut: int = 0) -> Path:
 
 
 @pytest.mark.parametrize(("cut", "rows"), [(0, 3), (10, 2)])
-def test_a_report_reads_a_run_that_was_killed(
-    cut: int, rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_reads_a_run_that_was_killed(cut: int, rows: int, tmp_path: Path) -> None:
     left = killed(tmp_path, 3, cut)
     run = load_run(left)
     assert (run.requests, run.info["model"]) == (rows, "m")
     assert run.summary["verdict"] == "interrupted"
-    assert main(["report", str(left), "--out", str(tmp_path / "r.html")]) == 0
-    said = capsys.readouterr().err
+    said = remarks("report", left, "--out", tmp_path / "r.html")
     assert f"it did not finish: {rows} requests had ended" in said
     assert "delays of the client" not in said
 

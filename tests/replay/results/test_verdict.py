@@ -68,9 +68,7 @@ def test_prompts_of_another_length_are_said(tmp_path: Path) -> None:
     assert run.values["warnings"] == [said]
 
 
-def test_tokens_that_nobody_counted_are_not_zero(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokens_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     run, _ = run_one(tmp_path / "run", trace(8), Server(gives(8, counted=False)))
     values = run.values
     assert [values[f"{of}_tokens_per_s"] for of in ("output", "prompt", "total")] == [None] * 3

@@ -9,10 +9,9 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from commands import refusal
+from commands import printed, refusal
 from paths import ROOT, SHARED
 
-from forebay.proxy.cli import main
 from forebay.traces.edit.describe import describe
 from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
 from forebay.traces.edit.export import export
@@ -191,8 +190,7 @@ def test_verbs_compose_in_pipes(tmp_path: Path) -> None:
 )
 def test_steps_are_done_in_the_order_given(steps: str, arrivals: list[str], tmp_path: Path) -> None:
     write_trace(tmp_path / "t.jsonl", ROWS)
-    words = ["traces", "edit", str(tmp_path / "t.jsonl"), *steps.split()]
-    assert main([*words, "-o", str(tmp_path / "out.jsonl")]) == 0
+    printed("traces", "edit", tmp_path / "t.jsonl", *steps.split(), "-o", tmp_path / "out.jsonl")
     assert [row.id for row in read_trace(tmp_path / "out.jsonl")][-len(arrivals) :] == arrivals
     facts = json.loads((tmp_path / "out.jsonl.meta.json").read_bytes())
     names = [name for name, _ in facts["parameters"]["steps"]]
@@ -237,21 +235,15 @@ JSON_WORDS = (
 
 
 @pytest.mark.parametrize("line", JSON_WORDS)
-def test_what_was_written_is_told_as_json(
-    line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_written_is_told_as_json(line: str, tmp_path: Path) -> None:
     path, out = tmp_path / "t.jsonl", tmp_path / "out"
     write_trace(path, [TraceRequest(f"r{at}", 3.0 * (at // 4), 900, 20) for at in range(40)])
     words = ["traces", *line.format(path, path).split(), "--json"]
-    assert main(words) == 2
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err == (
+    assert refusal(*words) == (
         "forebay traces: --json: standard output has the rows already (-o -); give -o FILE, or "
-        "leave out --json\n"
+        "leave out --json"
     )
-    assert main([*words, "-o", str(out)]) == 0
-    told = json.loads(capfd.readouterr().out)
+    told = json.loads(printed(*words, "-o", out))
     assert told["command"] == words[1]
     if words[1] in ("export", "fit"):
         assert told["requests"] == 40
@@ -363,14 +355,11 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("plug_in")
-def test_the_plug_in_of_the_docs_adds_a_format(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plug_in_of_the_docs_adds_a_format(tmp_path: Path) -> None:
     path = tmp_path / "haproxy.csv"
     path.write_text("haproxy_ts,tokens_in,tokens_out\n1764000000,40,5\n1764000002,50,6\n")
-    assert main(["traces", "formats"]) == 0
-    assert "haproxy" in capsys.readouterr().out
-    assert main(["traces", "import", "auto", str(path), "-o", str(tmp_path / "t")]) == 0
+    assert "haproxy" in printed("traces", "formats")
+    printed("traces", "import", "auto", path, "-o", tmp_path / "t")
     assert [one.arrival_s for one in read_trace(tmp_path / "t")] == [0.0, 2.0]
 
 

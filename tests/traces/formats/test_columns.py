@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from commands import forebay, printed, remarks
 
-from forebay.proxy.cli import main
 from forebay.traces.formats import ReadOptions, detect
 from forebay.traces.formats.columns import map_text, mapped_format, parse_map
 from forebay.traces.formats.guess import guess
@@ -138,23 +138,20 @@ def test_the_columns_of_an_unknown_service_are_guessed_right(
     assert [row.output_tokens for row in rows] == outputs
 
 
-def test_a_dry_run_shows_the_guess_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_the_guess_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(SERVICES[0][1])
     out = tmp_path / "t.jsonl"
-    assert main(["traces", "import", "auto", str(path), "-o", str(out), "--dry-run"]) == 0
-    said = capsys.readouterr()
-    assert "input=usage.prompt_tokens" in said.err
-    assert '"input_tokens":100' in said.out
+    words = ("traces", "import", "auto", path, "-o", out)
+    done = forebay(*words, "--dry-run")
+    assert done.returncode == 0
+    assert "input=usage.prompt_tokens" in done.stderr
+    assert '"input_tokens":100' in done.stdout
     assert not out.exists()
-    assert main(["traces", "import", "auto", str(path), "-o", str(out)]) == 0
-    assert "guessed:  --map arrival=ts:iso8601" in capsys.readouterr().err
+    assert "guessed:  --map arrival=ts:iso8601" in remarks(*words)
     assert [one.id for one in read_trace(out)] == ["u0", "u1", "u2"]
     mapping = "arrival=ts,input=usage.prompt_tokens,output==7,tenant==all"
-    words = ["traces", "import", "auto", str(path), "-o", str(out), "--map", mapping, "--force"]
-    assert main(words) == 0
+    printed(*words, "--map", mapping, "--force")
     assert {(one.output_tokens, one.tenant) for one in read_trace(out)} == {(7, "all")}
 
 

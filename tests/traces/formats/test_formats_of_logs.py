@@ -3,14 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-from commands import refusal
+from commands import imported, refusal
 from paths import TESTS
 
-from forebay.proxy.cli import main
 from forebay.traces.formats import ReadOptions, detect, open_trace
 from forebay.traces.ground.schema import TraceRequest
-from forebay.traces.reading.jsonl import read_trace
 
 COMBINED = '10.0.0.9 - {} [24/Nov/2026:02:47:{:02} +0000] "POST {} HTTP/1.1" {} {} "-" "curl/8"'
 CHAT = "/v1/chat/completions"
@@ -21,12 +18,6 @@ HAPROXY = (
 INGRESS = " {} {} [llm-vllm-8000] [] 10.0.0.1:8000 2300 1.500 200 5d41402abc4b2a76"
 
 
-def imported(path: Path, *words: str) -> list[TraceRequest]:
-    out = path.with_suffix(".trace")
-    assert main(["traces", "import", "auto", str(path), "-o", str(out), "--force", *words]) == 0
-    return list(read_trace(out))
-
-
 def told(rows: list[TraceRequest]) -> list[tuple[float, int, int, int | None]]:
     return [(row.arrival_s, row.input_tokens, row.output_tokens, row.status) for row in rows]
 
@@ -34,9 +25,7 @@ def told(rows: list[TraceRequest]) -> list[tuple[float, int, int, int | None]]:
 WANTED = [(0.0, 1000, 10, 200), (0.5, 250, 575, 200), (1.5, 200, 0, 429)]
 
 
-def test_nginx_with_lengths_times_and_types(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nginx_with_lengths_times_and_types(tmp_path: Path) -> None:
     """An event of a stream is about 230 bytes and one token; other answers have 4 bytes a token."""
     stream, whole = "text/event-stream; charset=utf-8", "application/json"
     rows = [
@@ -53,10 +42,9 @@ def test_nginx_with_lengths_times_and_types(
             for at, url, status, sent, received, took, kind in rows
         )
     )
-    found = imported(path)
+    found, said = imported(path)
     assert told(found) == WANTED
     assert {one.tenant for one in found} == {"acme"}
-    said = capsys.readouterr().err
     assert "not requests: 1 POST /health" in said
     assert "note:" not in said
 
@@ -79,37 +67,31 @@ def test_nginx_as_json(tmp_path: Path) -> None:
         ]  # fmt: skip
         path.write_text("\n".join(lines))
         assert detect(path) == "nginx"
-        assert told(imported(path)) == WANTED
+        found, _ = imported(path)
+        assert told(found) == WANTED
 
 
-def test_ingress_nginx_has_lengths_and_times_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ingress_nginx_has_lengths_and_times_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "ingress.log"
     path.write_text(
         COMBINED.format("-", 7, CHAT, 200, 400) + INGRESS.format(2000, "1.500") + "\n"
         + COMBINED.format("-", 8, CHAT, 200, 400) + INGRESS.format(4000, "0.250") + "\n"
     )  # fmt: skip
-    assert told(imported(path)) == [(0.0, 500, 100, 200), (2.25, 1000, 100, 200)]
-    assert "note: 2 lines without content_type: answers are taken" in capsys.readouterr().err
+    found, said = imported(path)
+    assert told(found) == [(0.0, 500, 100, 200), (2.25, 1000, 100, 200)]
+    assert "note: 2 lines without content_type: answers are taken" in said
 
 
-def test_nginx_without_lengths_needs_them_and_says_what_else_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nginx_without_lengths_needs_them_and_says_what_else_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "plain.log"
     path.write_text("".join(COMBINED.format("-", at, CHAT, 200, 9) + "\n" for at in (5, 7)))
-    assert main(["traces", "import", "auto", str(path)]) == 2
-    assert "give --input-tokens for all rows" in capsys.readouterr().err
-    words = ("--input-tokens", "600", "--output-tokens", "80")
-    assert told(imported(path, *words)) == [(0.0, 600, 80, 200), (2.0, 600, 80, 200)]
-    said = capsys.readouterr().err
+    assert "give --input-tokens for all rows" in refusal("traces", "import", "auto", path)
+    found, said = imported(path, "--input-tokens", "600", "--output-tokens", "80")
+    assert told(found) == [(0.0, 600, 80, 200), (2.0, 600, 80, 200)]
     assert "note: 2 lines without request_time, whose arrival is the time of their end" in said
 
 
-def test_rejected_requests_without_a_length_are_arrivals(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejected_requests_without_a_length_are_arrivals(tmp_path: Path) -> None:
     """LiteLLM writes 0 tokens for them, and no messages unless it is told to store prompts."""
     start = {"call_type": "acompletion", "model": "llama", "messages": {}, "response": {}}
     rows = [
@@ -123,10 +105,9 @@ def test_rejected_requests_without_a_length_are_arrivals(
     ]  # fmt: skip
     path = tmp_path / "spend.json"
     path.write_text(json.dumps(rows, indent=1))
-    found = imported(path)
+    found, said = imported(path)
     assert told(found) == [(0.0, 1, 0, 500), (1.0, 40, 9, None), (3.0, 40, 0, 429)]
     assert found[1].session == "t"
-    said = capsys.readouterr().err
     assert "note: 2 failed requests without a prompt length, which got that of the row" in said
 
 
@@ -147,7 +128,7 @@ def test_logs_without_lengths_say_so(tmp_path: Path) -> None:
     old = {key: value for key, value in new.items() if key != "bytes_read"}
     for line, told_name in ((json.dumps(old), "Caddy"), (HAPROXY, "HAProxy")):
         path.write_text(f"{line}\n")
-        said = refusal("traces", "import", "auto", str(path), "-o", out)
+        said = refusal("traces", "import", "auto", path, "-o", out)
         assert f"a log of {told_name}, which holds no lengths of prompts; " in said
     # The line that the error proposes for HAProxy is read.
     line = said[said.index("{") :].strip()
@@ -156,4 +137,5 @@ def test_logs_without_lengths_say_so(tmp_path: Path) -> None:
     for name, value in values.items():
         line = line.replace(name, value)
     path.write_text(f"{line}\n")
-    assert told(imported(path)) == [(0.0, 1050, 40, 200)]
+    found, _ = imported(path)
+    assert told(found) == [(0.0, 1050, 40, 200)]

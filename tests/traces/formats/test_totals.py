@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import refusal
+from commands import refusal, remarks
 
-from forebay.proxy.cli import main
 from forebay.traces.formats import open_trace
 from forebay.traces.formats.guess import guess
 from forebay.traces.ground.errors import InputError
@@ -74,7 +73,7 @@ def test_a_summary_is_refused_with_a_remedy_of_its_tool(
     content, remedy = SUMMARIES[name]
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(content, indent=indent) + "\n")
-    said = refusal("traces", "import", "auto", str(path), "-o", str(tmp_path / "t"))
+    said = refusal("traces", "import", "auto", path, "-o", tmp_path / "t")
     assert "holds no requests, only totals" in said
     assert remedy in said
     if remedy.startswith("of"):
@@ -130,10 +129,7 @@ def test_a_guess_takes_no_rate_for_a_time(column: str, tmp_path: Path) -> None:
         guess(tmp_path / "x.csv")
 
 
-def test_a_guess_shows_one_whole_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guess_shows_one_whole_row(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("ts,prompt_tokens,output_tokens,team\n3,5,7,acme\n4,6,8,b\n")
-    assert (
-        main(["traces", "import", "auto", str(tmp_path / "x.csv"), "-o", str(tmp_path / "t")]) == 0
-    )
-    said = capsys.readouterr().err
+    said = remarks("traces", "import", "auto", tmp_path / "x.csv", "-o", tmp_path / "t")
     assert '"arrival_s":0.0,"input_tokens":5,"output_tokens":7,"tenant":"acme"' in said

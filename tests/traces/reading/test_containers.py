@@ -16,10 +16,9 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from commands import refusal
+from commands import printed, refusal
 from paths import DATA
 
-from forebay.proxy.cli import main
 from forebay.traces.formats import detect, open_trace
 from forebay.traces.formats.columns import mapped_format
 from forebay.traces.formats.guess import guess
@@ -243,7 +242,7 @@ def test_a_file_that_cannot_be_read_is_one_line(name: str, tmp_path: Path) -> No
     content, says = (REFUSED | HOSTILE)[name]
     path = tmp_path / ("x.csv" if name in REFUSED else "x.log")
     path.write_bytes(content)
-    said = refusal("traces", "import", "auto", str(path), "-o", str(tmp_path / "t.jsonl"))
+    said = refusal("traces", "import", "auto", path, "-o", tmp_path / "t.jsonl")
     assert says in said
     assert len(said) < 700
 
@@ -314,20 +313,16 @@ def test_a_time_of_300_digits_is_shortened(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
-def test_a_files_name_cannot_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_files_name_cannot_reach_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "a\x1b[31mred\nnew\u202e.csv"
-    assert main(["traces", "describe", str(path)]) == 2
-    said = capsys.readouterr().err
+    said = refusal("traces", "describe", path)
     assert "a\\x1b[31mred\\nnew\\u202e.csv: no such file" in said
     path.write_bytes(MOONCAKE)
-    assert main(["traces", "describe", str(path)]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in printed("traces", "describe", path)
 
 
 def test_a_table_in_place_of_a_trace_names_the_import(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"ts": [0.5], "prompt_tokens": [7]}), path)
-    said = refusal("traces", "describe", str(path))
+    said = refusal("traces", "describe", path)
     assert "traces import auto makes a trace of a table" in said

@@ -4,10 +4,9 @@ import gzip
 from pathlib import Path
 
 import pytest
-from commands import refusal
+from commands import refusal, remarks
 from paths import TESTS
 
-from forebay.proxy.cli import main
 from forebay.traces.edit.edit import cap
 from forebay.traces.formats import ReadOptions, open_trace
 from forebay.traces.ground.errors import InputError
@@ -143,23 +142,19 @@ def test_a_clock_that_was_set_back_is_sorted_when_asked(tmp_path: Path) -> None:
     assert [(row.arrival_s, row.input_tokens) for row in rows] == [(0.0, 6), (8.0, 5)]
 
 
-def test_every_row_that_is_left_out_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
     """Two bad rows, one row that is no request, and one with images: nothing goes unsaid."""
     path = tmp_path / "raw"
     path.write_bytes(
         b"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,2,5,5\n"
         b"2024-05-10 00:00:01,0,none,5\n2024-05-10 00:00:02,0,0,5\n"
     )
-    words = ["traces", "import", "azure", str(path), "-o", str(tmp_path / "t"), "--skip-bad"]
-    assert main(words) == 0
-    said = capsys.readouterr().err
+    said = remarks("traces", "import", "azure", path, "-o", tmp_path / "t", "--skip-bad")
     assert "note: 1 rows with images" in said
     assert f"2 bad rows skipped; the first: {path}:3: ContextTokens: 'none'" in said
     nginx = TESTS / "traces" / "golden" / "nginx.log"
-    assert main(["traces", "import", "auto", str(nginx), "-o", str(tmp_path / "n")]) == 0
-    assert "not requests: 1 GET /metrics, which generates no text" in capsys.readouterr().err
+    said = remarks("traces", "import", "auto", nginx, "-o", tmp_path / "n")
+    assert "not requests: 1 GET /metrics, which generates no text" in said
 
 
 def test_a_trace_beyond_the_context_is_cut_or_dropped(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from threading import Thread
 from time import sleep
 
 import pytest
-from commands import refusal
+from commands import printed, refusal, remarks
 
-from forebay.proxy.cli import main
 from forebay.traces.ground.errors import InputError
 from forebay.traces.synth.fetch import PUBLISHED, Published, fetch
 
@@ -43,23 +42,19 @@ def mirror() -> Iterator[str]:
 
 
 def test_a_trace_is_fetched_and_reads(
-    mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     same = replace(
         PUBLISHED["mooncake-synthetic"], sha256=hashlib.sha256(DATA).hexdigest(), bytes=len(DATA)
     )
     monkeypatch.setitem(PUBLISHED, "mooncake-synthetic", same)
-    words = ["traces", "fetch", "mooncake-synthetic", "--url", f"{mirror}/x"]
-    assert main(words) == 0
-    said = capsys.readouterr().err
+    words = ("traces", "fetch", "mooncake-synthetic", "--url", f"{mirror}/x")
+    said = remarks(*words)
     assert "licence Apache-2.0 -> synthetic_trace.jsonl" in said
-    command = said.partition("next:  forebay ")[2].split()
-    assert main(command) == 0
+    printed(*said.partition("next:  forebay ")[2].split())
     assert (tmp_path / "trace.jsonl").is_file()
-    capsys.readouterr()
-    assert main(words) == 2
-    assert "already exists" in capsys.readouterr().err
+    assert "already exists" in refusal(*words)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +91,9 @@ def test_no_network_is_one_line(url: str, tmp_path: Path) -> None:
     assert url in said
 
 
-def test_the_list_and_a_name_that_is_not_on_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["traces", "fetch"]) == 0
-    assert capsys.readouterr().out.count("\n") == len(PUBLISHED)
-    assert main(["traces", "fetch", "moncake"]) == 2
-    assert "mooncake-synthetic" in capsys.readouterr().err
+def test_the_list_and_a_name_that_is_not_on_it() -> None:
+    assert printed("traces", "fetch").count("\n") == len(PUBLISHED)
+    assert "mooncake-synthetic" in refusal("traces", "fetch", "moncake")
 
 
 def test_most_files_have_a_hash_and_a_size() -> None:
