@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 from commands import forebay, printed, refusal
-from stages.replay_server import Server, event, run_one, stream, usage
+from stages.replay_server import Server, event, on_engine, run_one, stream, usage
 
 from forebay.analysis.score.answer_metrics import METRICS, concordance_index, f1
 from forebay.analysis.score.score import (
@@ -18,11 +18,6 @@ from forebay.analysis.score.score import (
     score_run,
     task_score,
 )
-from forebay.replay.clock.virtual_loop import run as run_in_virtual_time
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server.server import start_engine
-from forebay.replay.plan.options import ReplayOptions
-from forebay.replay.runner import replay
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.ground.whole_file import answers_path
@@ -159,23 +154,16 @@ def test_a_score_of_random_weights_says_that_it_means_nothing(tmp_path: Path) ->
     (tmp_path / "qasper").mkdir()
     source = tmp_path / "qasper" / "validation.jsonl"
     source.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    trace, run = tmp_path / "t.jsonl", tmp_path / "run"
+    trace = tmp_path / "t.jsonl"
     made = ("traces", "zeroscrolls", source, "--split", "validation", "-o", trace)
     printed(*made, "--tokens", "estimate")
     refusal(*made, "--tokens", "estimate")  # its files are there
 
-    async def scene() -> None:
-        async with start_engine(EngineConfig("phi-3-mini", "h200-nvl")) as server:
-            asked = ReplayOptions(
-                trace, [server.url], run, quiet=True, keep_answers=True, lengths="free"
-            )
-            await replay(asked)
-
-    run_in_virtual_time(scene())
+    (run,) = on_engine(tmp_path, trace, {"keep_answers": True, "lengths": "free"})
     assert read_references(answers_path(str(trace))).texts == {
         "qasper/1": ["yes", "so"], "qasper/2": ["no"],
     }  # fmt: skip
-    result = score_run(run)
+    result = score_run(run.folder)
     assert result["tasks"]["qasper"]["unanswered"] == 0
     assert result["warnings"] == [RANDOM_WEIGHTS]
 

@@ -8,17 +8,14 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stages.replay_server import on_engine
 
 from forebay.analysis.compare.compare import compare
 from forebay.analysis.compare.headline import headline
 from forebay.analysis.runs.load import load_run
-from forebay.replay.clock.virtual_loop import run
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server.server import start_engine
-from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.cache_warnings import cache_warnings, most_hits
-from forebay.replay.runner import Summary, replay
+from forebay.replay.runner import Summary
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import prompt_text
 
@@ -136,23 +133,6 @@ def test_a_trace_that_has_changed_meanwhile_costs_no_run(tmp_path: Path) -> None
 # ---- whole runs against a simulated engine, in virtual time
 
 
-def replays(tmp_path: Path, trace: list[TraceRequest], *asked: dict[str, Any]) -> list[Summary]:
-    """Runs one after the other against one engine."""
-
-    async def main() -> list[Summary]:
-        async with start_engine(EngineConfig("phi-3-mini", "h200-nvl")) as server:
-            return [
-                await replay(
-                    ReplayOptions(
-                        trace, [server.url], tmp_path / str(number), quiet=True, **options
-                    )
-                )
-                for number, options in enumerate(asked)
-            ]
-
-    return run(main())
-
-
 def warnings(runs: list[Summary]) -> list[list[str]]:
     for one in runs:
         kept = orjson.loads((one.folder / "summary.json").read_bytes())
@@ -162,7 +142,7 @@ def warnings(runs: list[Summary]) -> list[list[str]]:
 
 def test_a_second_run_says_that_it_met_warm_caches(tmp_path: Path) -> None:
     trace = [asking(number, (0, 1, 2, 10 + number), tail=64) for number in range(20)]
-    runs = replays(tmp_path, trace, {}, {}, {"salt": "b"}, {"salt": "b"}, {"salt": "c"})
+    runs = on_engine(tmp_path, trace, {}, {}, {"salt": "b"}, {"salt": "b"}, {"salt": "c"})
     assert [len(found) for found in warnings(runs)] == [0, 0, 0, 1, 0]
     (line,) = runs[3].values["warnings"]
     cold, warm = (load_run(one.folder) for one in runs[2:4])
@@ -176,7 +156,7 @@ def test_a_second_run_says_that_it_met_warm_caches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_a_run_of_one_shared_document_is_cold(tmp_path: Path, endpoint: str) -> None:
     trace = [asking(number, (*range(20), 100 + number), tail=64) for number in range(30)]
-    runs = replays(tmp_path, trace, {"endpoint": endpoint})
+    runs = on_engine(tmp_path, trace, {"endpoint": endpoint})
     assert runs[0].values["hit_ratio"] > 0.9
     assert warnings(runs) == [[]]
 
@@ -186,7 +166,7 @@ def test_only_what_was_sent_explains_hits(tmp_path: Path) -> None:
     alone = [asking(number, (number, 100 + number)) for number in range(10)]
     sharing = [asking(number, (50, 51, 52, 53)) for number in range(10, 60)]
     cut = {"duration_s": 1.0, "salt": "a"}
-    assert [len(found) for found in warnings(replays(tmp_path, alone + sharing, cut, cut))] == [
+    assert [len(found) for found in warnings(on_engine(tmp_path, alone + sharing, cut, cut))] == [
         0,
         1,
     ]
@@ -196,9 +176,12 @@ def test_rows_that_were_dropped_explain_nothing(tmp_path: Path) -> None:
     alone = [asking(number, (number, 100 + number)) for number in range(10)]
     long = [asking(number, range(1000, 1100)) for number in range(10, 20)]
     drop = {"too_long": "drop", "max_model_len": 2000, "salt": "a"}
-    assert [len(found) for found in warnings(replays(tmp_path, alone + long, drop, drop))] == [0, 1]
+    assert [len(found) for found in warnings(on_engine(tmp_path, alone + long, drop, drop))] == [
+        0,
+        1,
+    ]
     cut = {"too_long": "truncate", "max_model_len": 2000, "salt": "b"}
-    runs = replays(tmp_path / "cut", long, cut, cut)
+    runs = on_engine(tmp_path / "cut", long, cut, cut)
     assert warnings(runs)[0] == []
     assert runs[0].values["hit_ratio"] > 0.8
 

@@ -7,15 +7,10 @@ from typing import Any
 import orjson
 import pytest
 from fakes.session_trace import sessions
-from stages.replay_server import Server, answer, event, run_one, stream, text, usage
+from stages.replay_server import Server, answer, event, on_engine, run_one, stream, text, usage
 
-from forebay.replay.clock.virtual_loop import run
-from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.server.server import start_engine
 from forebay.replay.plan.agenda import link
-from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.plan.schedule import Arrivals, parse_arrivals
-from forebay.replay.runner import Summary, replay
 from forebay.traces.edit.describe import describe
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -188,33 +183,25 @@ def test_history_with_the_real_answers_of_prompts_made_of_blocks(tmp_path: Path)
     assert len(second) == len(first + " word-1") + 4 * added
 
 
-def on_engine(
-    out: Path, trace: list[TraceRequest], config: EngineConfig, **options: Any
-) -> Summary:
-    async def main() -> Summary:
-        async with start_engine(config) as engine:
-            return await replay(ReplayOptions(trace, [engine.url], out, quiet=True, **options))
-
-    return run(main())
+LLAMA = {"model": "llama-3-8b", "gpu": "h200"}
 
 
 def test_sessions_hit_what_the_trace_can_hit_at_best(tmp_path: Path) -> None:
     """A turn that comes before the answer to the last one misses what is not computed yet."""
     trace = list(sessions(40, turns=6, gap_s=0.05))
     # One request at a time: far slower than the trace's own times.
-    slow = EngineConfig("llama-3-8b", "h200", max_num_seqs=2)
+    (waited,) = on_engine(tmp_path, trace, {}, **LLAMA, max_num_seqs=2)
     ideal = describe(trace).ideal_hit_ratio
-    waited = on_engine(tmp_path / "wait", trace, slow).values
-    assert waited["completed"] == len(trace)
-    assert waited["hit_ratio"] == pytest.approx(ideal, rel=0.01)
+    assert waited.values["completed"] == len(trace)
+    assert waited.values["hit_ratio"] == pytest.approx(ideal, rel=0.01)
 
 
 def test_real_answers_are_hits_of_the_next_turn(tmp_path: Path) -> None:
-    config = EngineConfig("llama-3-8b", "h200")
     trace = list(sessions(4, turns=4, output=128))
-    as_traced = on_engine(tmp_path / "trace", trace, config).values["hit_ratio"]
-    answered = on_engine(tmp_path / "real", trace, config, history="answers").values["hit_ratio"]
-    assert answered > as_traced  # a real answer is in the engine's cache already
+    (as_traced,) = on_engine(tmp_path / "trace", trace, {}, **LLAMA)
+    (answered,) = on_engine(tmp_path / "real", trace, {"history": "answers"}, **LLAMA)
+    # A real answer is in the engine's cache already.
+    assert answered.values["hit_ratio"] > as_traced.values["hit_ratio"]
 
 
 def test_interrupted_sessions_count_what_was_never_sent(tmp_path: Path) -> None:

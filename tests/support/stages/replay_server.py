@@ -12,6 +12,8 @@ import pyarrow.parquet
 from aiohttp import web
 
 from forebay.replay.clock.virtual_loop import run
+from forebay.replay.engine.config import EngineConfig
+from forebay.replay.engine.server.server import start_engine
 from forebay.replay.plan.options import ReplayOptions
 from forebay.replay.runner import Summary, replay
 from forebay.replay.send.drain import Stop
@@ -145,5 +147,22 @@ def run_one(
                 loop.call_later(when, stop.request)
             plan = ReplayOptions(trace, [up.url], out, **{"quiet": True, **options})
             return await replay(plan, stop), up
+
+    return run(main())
+
+
+def on_engine(
+    out: Path, trace: list[TraceRequest] | Path, *asked: dict[str, Any], **engine: Any
+) -> list[Summary]:
+    """Replays one after the other against one simulated engine, each in a folder of its number."""
+
+    async def main() -> list[Summary]:
+        config = EngineConfig(**{"model": "phi-3-mini", "gpu": "h200-nvl", **engine})
+        async with start_engine(config) as up:
+            plans = [
+                ReplayOptions(trace, [up.url], out / str(number), **{"quiet": True, **options})
+                for number, options in enumerate(asked)
+            ]
+            return [await replay(plan) for plan in plans]
 
     return run(main())

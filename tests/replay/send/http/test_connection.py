@@ -75,6 +75,17 @@ def keeps_alive(body: bytes) -> Serve:
     return serve
 
 
+def answers(data: bytes) -> Serve:
+    """Answer one request, and close the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(data)
+        await writer.drain()
+
+    return serve
+
+
 def test_a_connection_is_used_again() -> None:
     found, opened = asked(keeps_alive(WORD + DONE), requests=3)
     assert [one.outcome for one in found] == ["ok"] * 3
@@ -143,25 +154,19 @@ def test_the_framing_of_chunks(body: bytes, reason: str | None, opened: int) -> 
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        writer.write(STREAM + b"\r\n" + WORD + DONE)
-        await writer.drain()
-
-    (exchange,), _ = asked(serve)
+    (exchange,), _ = asked(answers(STREAM + b"\r\n" + WORD + DONE))
     assert exchange.outcome == "ok"
+
+
+def test_what_is_no_http() -> None:
+    (exchange,), _ = asked(answers(b"SSH-2.0-hello\r\n\r\n"))
+    assert exchange.reason == "malformed"
 
 
 def test_a_long_error_is_read_up_to_a_limit() -> None:
     body = b'{"error":{"code":"queue_full"}}' + b" " * (1 << 20)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request(reader)
-        head = b"HTTP/1.1 429 Too Many\r\ncontent-type: application/json\r\nretry-after: 3\r\n"
-        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        await writer.drain()
-
-    (exchange,), _ = asked(serve)
+    head = b"HTTP/1.1 429 Too Many\r\ncontent-type: application/json\r\nretry-after: 3\r\n"
+    (exchange,), _ = asked(answers(head + b"content-length: %d\r\n\r\n" % len(body) + body))
     assert (exchange.outcome, exchange.reason) == ("rejected", "queue_full")
     assert exchange.retry_after_s == 3.0
     assert exchange.reject_latency_s is not None
