@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 
 from forebay.analysis.kv.start_log import parse_start_log
 from forebay.analysis.kv.verify import CacheCheck, verify_log
@@ -84,8 +84,7 @@ LOGS = [
 
 
 def judge(log: Log, folder: Path) -> CacheCheck:
-    config = folder / "config.json"
-    config.write_text(json.dumps(CONFIGS[log.model]))
+    config = write_config(folder, log.model)
     options = dict(log.options)
     gpu = options.pop("gpu", None)
     return verify_log(log.text, log.source, options, model=str(config), gpu=gpu)
@@ -241,8 +240,7 @@ def test_start_up_lines_of_many_versions(text: str, said: dict[str, Any]) -> Non
 
 
 def test_sliding_layers_by_either_meaning_of_the_logged_tokens(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIGS["openai/gpt-oss-20b"]))
+    config = write_config(tmp_path, "openai/gpt-oss-20b")
 
     def blocks(tokens: int) -> int:
         text = f"GPU KV cache size: {tokens} tokens\nMaximum concurrency for 131,072 tokens per "

@@ -5,13 +5,12 @@ layers x heads x width a pair of tokens, half of them under the causal mask. A K
 2 x layers x KV heads x width values.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.sim.engine.request import SimRequest
@@ -95,9 +94,7 @@ def test_the_time_and_the_room_of_a_long_prompt(
 ) -> None:
     path = name
     if name in FILES:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(FILES[name]))
-        path = str(tmp_path / name / "config.json")
+        path = str(write_config(tmp_path, FILES[name]))
     config = EngineConfig(path, "h200", quantization=quantization)
     request = SimRequest("document", tokens, 1)
     run_alone(served_engine(config), request, 0.0)
@@ -110,8 +107,8 @@ def test_the_time_and_the_room_of_a_long_prompt(
 
 def test_the_time_and_the_room_of_a_model_with_windows(tmp_path: Path) -> None:
     """gpt-oss-20b: every second of 24 layers attends to 128 tokens, experts have 4.25 bits."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["openai/gpt-oss-20b"]))
-    config, tokens = EngineConfig(str(tmp_path), "h200"), 100_000
+    path = write_config(tmp_path, "openai/gpt-oss-20b")
+    config, tokens = EngineConfig(str(path), "h200"), 100_000
     request = SimRequest("document", tokens, 1)
     run_alone(served_engine(config), request, 0.0)
     layers, hidden, heads, kv_heads, width, vocabulary = 24, 2880, 64, 8, 64, 201_088

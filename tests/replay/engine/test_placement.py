@@ -1,12 +1,11 @@
 """Tensor parallelism, precision, experts, MLA and windows: sizes by hand, and refusals."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_model
@@ -17,14 +16,6 @@ from forebay.replay.engine.timing.roofline import least
 from forebay.replay.engine.timing.step_time import StepTimeModel, StepWork, window_pairs
 from forebay.replay.sim.engine.served import can_skip
 from forebay.traces.ground.errors import InputError
-
-
-def read(folder: Path, name: str, **changed: Any) -> str:
-    config = {**CONFIGS[name], **changed}
-    (folder / "config.json").write_text(
-        json.dumps({k: v for k, v in config.items() if v is not None})
-    )
-    return str(folder)
 
 
 def test_one_gpu_computes_the_whole_model() -> None:
@@ -76,7 +67,7 @@ def test_what_vllm_cannot_place_is_one_line(options: dict[str, Any], said: str) 
 
 def test_checkpoints_that_cannot_be_placed(tmp_path: Path) -> None:
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    path = read(tmp_path, "Qwen/Qwen3-235B-A22B", quantization_config=block)
+    path = str(write_config(tmp_path, "Qwen/Qwen3-235B-A22B", quantization_config=block))
     with pytest.raises(InputError, match="1536 wide, which 8 GPUs cannot divide in blocks of 128; "
                                          "give 4"):  # fmt: skip
         EngineConfig(path, "h200", tensor_parallel_size=8)
@@ -84,8 +75,7 @@ def test_checkpoints_that_cannot_be_placed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--quantization awq: .* is a checkpoint in fp8; leave"):
         EngineConfig(path, "h200", tensor_parallel_size=4, quantization="awq")
     nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-    (tmp_path / "small").mkdir()
-    path = read(tmp_path / "small", "Qwen/Qwen3-8B", quantization_config=nvfp4)
+    path = str(write_config(tmp_path / "small", "Qwen/Qwen3-8B", quantization_config=nvfp4))
     with pytest.raises(InputError, match="--gpu mi300x: vLLM has no kernels for nvfp4"):
         EngineConfig(path, "mi300x")
     assert "multiplied in 16 bits" in str(EngineConfig(path, "h200").constants_remark())
@@ -137,7 +127,7 @@ def test_all_reduces_cost_latency_and_bytes() -> None:
 
 
 def test_experts_read_what_tokens_reach(tmp_path: Path) -> None:
-    model = find_model(read(tmp_path, "Qwen/Qwen3-235B-A22B"))
+    model = find_model(str(write_config(tmp_path, "Qwen/Qwen3-235B-A22B")))
     one = Product(1, 1, 16, experts=128, chosen=8)
     assert one.touched(1) == pytest.approx(8)
     assert one.touched(16) == pytest.approx(8 + 120 * (1 - (1 + 8 * 15 / 128 / 3) ** -3))
@@ -154,7 +144,7 @@ def test_experts_read_what_tokens_reach(tmp_path: Path) -> None:
 
 def test_latent_attention_caches_one_row(tmp_path: Path) -> None:
     config = EngineConfig(
-        read(tmp_path, "deepseek-ai/DeepSeek-R1"), "h200", tensor_parallel_size=8,
+        str(write_config(tmp_path, "deepseek-ai/DeepSeek-R1")), "h200", tensor_parallel_size=8,
         max_model_len=32_768,
     )  # fmt: skip
     rank = config.rank_spec
@@ -173,7 +163,9 @@ def test_latent_attention_caches_one_row(tmp_path: Path) -> None:
 def test_a_window_bounds_attention(tmp_path: Path) -> None:
     for count, offset, pairs in ((100, 0, 5_000), (100, 50, 50 * 75 + 50 * 100), (10, 500, 1_000)):
         assert window_pairs(count, offset, 100) == pairs
-    config = EngineConfig(read(tmp_path, "google/gemma-3-27b-it"), "h200", max_model_len=65_536)
+    config = EngineConfig(
+        str(write_config(tmp_path, "google/gemma-3-27b-it")), "h200", max_model_len=65_536
+    )
     model = config.rank_spec
     timing = StepTimeModel(model, config.gpu_spec, async_scheduling=True)
     short = timing.step_s(StepWork(1, 1, 1, decode_context=1_000, window_context=1_000))

@@ -3,6 +3,8 @@
 Each name is the repository the numbers come from.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 _QWEN3 = {
@@ -257,3 +259,12 @@ LOW_PRECISION: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Mixtures of experts whose runs in low precision InferenceMAX and others publish."""
+
+
+def write_config(folder: Path, config: dict[str, Any] | str, **changed: Any) -> Path:
+    """Write a config.json (of CONFIGS: by its name), with fields changed or (None) left out."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.json"
+    fields = {**(CONFIGS[config] if isinstance(config, str) else config), **changed}
+    path.write_text(json.dumps({key: v for key, v in fields.items() if v is not None}))
+    return path

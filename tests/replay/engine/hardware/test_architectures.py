@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 
 from forebay.proxy.cli import main
 from forebay.replay.engine.hardware.architectures import KNOWN
@@ -35,18 +35,12 @@ UNCOUNTED = [
 ]
 
 
-def write(folder: Path, config: dict[str, Any]) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-    return path
-
-
 @pytest.mark.parametrize(("changed", "named"), UNCOUNTED)
 def test_what_is_not_counted_is_refused_by_its_key(
     changed: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=rf"config\.json: {named}"):
-        read_shape(write(tmp_path, {**LLAMA, **changed}))
+        read_shape(write_config(tmp_path, {**LLAMA, **changed}))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +62,14 @@ def test_sizes_of_special_layers_are_checked_as_all_fields_are(
     tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
-        read_shape(write(tmp_path, LLAMA | fields))
+        read_shape(write_config(tmp_path, LLAMA | fields))
 
 
 @pytest.mark.parametrize("command", ["kv", "engine", "simulate {trace}", "size", "search {trace}"])
 def test_every_command_refuses_a_hybrid_in_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path, {**LLAMA, "model_type": "falcon_h1", "mamba_d_state": 256})
+    path = write_config(tmp_path, {**LLAMA, "model_type": "falcon_h1", "mamba_d_state": 256})
     trace = tmp_path / "trace.jsonl"
     rows = [
         {"id": f"r{n}", "arrival_s": n, "input_tokens": 9, "output_tokens": 9} for n in range(3)
@@ -97,10 +91,10 @@ def test_every_command_refuses_a_hybrid_in_one_line(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_known_configuration_is_counted(name: str, tmp_path: Path) -> None:
-    assert read_shape(write(tmp_path, CONFIGS[name])).weight_bytes > 0
+    assert read_shape(write_config(tmp_path, CONFIGS[name])).weight_bytes > 0
 
 
 def test_a_key_of_another_model_that_is_off_does_not_matter(tmp_path: Path) -> None:
     off = {"is_encoder_decoder": False, "num_kv_shared_layers": 0, "index_topk": None}
-    assert read_shape(write(tmp_path, {**LLAMA, **off})).layers == 32
+    assert read_shape(write_config(tmp_path, {**LLAMA, **off})).layers == 32
     assert "llama" in KNOWN

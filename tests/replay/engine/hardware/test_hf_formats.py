@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.find import find_model
@@ -22,11 +22,9 @@ WIDE = 2 * 128_256 * 8192 + 80 * 2 * 8192 + 8192  # embedding, head, norms: alwa
 
 
 def write(folder: Path, config: dict[str, Any], beside: dict[str, Any] | None = None) -> Path:
-    kept = {key: value for key, value in config.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(kept))
     if beside is not None:
         (folder / "hf_quant_config.json").write_text(json.dumps(beside))
-    return folder / "config.json"
+    return write_config(folder, config)
 
 
 def modelopt(algorithm: str, **more: Any) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Layers of two kinds in blocks, by the rules of vLLM 0.32."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 
 from forebay.replay.engine.hardware.hf_config import read_shape
 from forebay.replay.engine.hardware.kv_layout import WHOLE, KvOptions, kv_layout
@@ -16,9 +15,7 @@ LLAMA = LLAMA_3_8B.shape
 
 
 def write(folder: Path, **changed: Any) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**CONFIGS["meta-llama/Llama-3.1-8B"], **changed}))
-    return path
+    return write_config(folder, "meta-llama/Llama-3.1-8B", **changed)
 
 
 @pytest.mark.parametrize(("full", "groups"), [(17, (17, 1, 2)), (18, (12, 2, 3))])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes.kv_families import COUNTED, REFUSED
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 from paths import ROOT
 from vllm_kv_cache import MEMORY
 from vllm_server import needed_vllm_python
@@ -102,9 +102,7 @@ def asked(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def ours(config: dict[str, Any], vllm: dict[str, Any], case: dict[str, Any], folder: Path) -> Any:
     """Our figures of a model, with the options that vLLM ended up with."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    shape = read_shape(path)
+    shape = read_shape(write_config(folder, config))
     layout = kv_layout(
         shape,
         KvOptions(
@@ -148,7 +146,5 @@ def test_every_model_has_the_blocks_of_vllm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_kinds_of_attention_are_refused_by_the_key(name: str, tmp_path: Path) -> None:
     config, key = REFUSED[name]
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
     with pytest.raises(InputError, match=rf"config\.json: {key}"):
-        read_shape(path)
+        read_shape(write_config(tmp_path, config))

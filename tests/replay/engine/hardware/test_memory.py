@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 
 from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
@@ -24,15 +24,6 @@ from forebay.traces.ground.errors import InputError
 
 KIB = 1024
 LLAMA = LLAMA_3_8B.shape
-
-
-def write(folder: Path, name: str, **changed: Any) -> Path:
-    """A config.json as on the Hub, with fields changed or (None) left out."""
-    config = {**CONFIGS[name], **changed}
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.json"
-    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -84,7 +75,7 @@ def test_the_simulated_engine_has_the_blocks_that_kv_says(
     ],
 )
 def test_bytes_a_token(name: str, tp: int, kib: float, tmp_path: Path) -> None:
-    layout = kv_layout(read_shape(write(tmp_path, name)), KvOptions(tensor_parallel=tp))
+    layout = kv_layout(read_shape(write_config(tmp_path, name)), KvOptions(tensor_parallel=tp))
     assert layout.bytes_per_token / KIB == kib
     assert layout.block_bytes == layout.bytes_per_token * 16
 
@@ -94,7 +85,7 @@ def test_a_draft_head_is_one_more_layer() -> None:
 
 
 def test_sliding_layers_hold_a_window_and_what_a_step_adds(tmp_path: Path) -> None:
-    shape = read_shape(write(tmp_path, "google/gemma-3-27b-it"))
+    shape = read_shape(write_config(tmp_path, "google/gemma-3-27b-it"))
     assert (shape.layers, shape.sliding_layers, shape.sliding_window) == (62, 52, 1024)
     layout = kv_layout(shape, KvOptions(max_num_batched_tokens=2048))
     # 10 full layers and 52 sliding: groups of ten, the sixth of the sliding ones padded
@@ -111,7 +102,7 @@ def test_two_steps_in_flight_hold_more_beside_a_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """vLLM plans a step while one runs, and from 0.26 on sliding layers keep the tokens of both."""
-    path = write(tmp_path, "google/gemma-3-27b-it")
+    path = write_config(tmp_path, "google/gemma-3-27b-it")
     options = KvOptions(max_num_batched_tokens=2048, steps_in_flight=2)
     assert kv_layout(read_shape(path), options).window_tokens == 1023 + 2 * 2048
     tokens = {}
@@ -123,7 +114,7 @@ def test_two_steps_in_flight_hold_more_beside_a_window(
 
 
 def test_all_layers_sliding_fit_any_length(tmp_path: Path) -> None:
-    shape = read_shape(write(tmp_path, "mistralai/Mistral-7B-v0.1"))
+    shape = read_shape(write_config(tmp_path, "mistralai/Mistral-7B-v0.1"))
     layout = kv_layout(shape, KvOptions(max_num_batched_tokens=2048))
     assert layout.request_blocks(32_768) == layout.request_blocks(8192) == 384 + 1
     assert layout.longest(385, 32_768) == 32_768
@@ -150,13 +141,13 @@ def test_all_layers_sliding_fit_any_length(tmp_path: Path) -> None:
     ],
 )
 def test_which_layers_slide(changed: dict[str, Any], sliding: int, tmp_path: Path) -> None:
-    path = write(tmp_path, "Qwen/Qwen2.5-14B-Instruct", **changed)
+    path = write_config(tmp_path, "Qwen/Qwen2.5-14B-Instruct", **changed)
     assert read_shape(path).sliding_layers == sliding
 
 
 def test_a_qwen_with_windows_in_a_part_of_its_layers_is_refused_as_by_vllm(tmp_path: Path) -> None:
     window = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
-    path = write(tmp_path, "Qwen/Qwen2.5-14B-Instruct", **window)
+    path = write_config(tmp_path, "Qwen/Qwen2.5-14B-Instruct", **window)
     with pytest.raises(InputError, match="max_window_layers is 28 of 48 layers"):
         read_shape(path)
 
@@ -180,7 +171,7 @@ def test_a_qwen_with_windows_in_a_part_of_its_layers_is_refused_as_by_vllm(tmp_p
 def test_parameters_counted_from_the_configuration(
     name: str, parameters: int, tmp_path: Path
 ) -> None:
-    assert read_shape(write(tmp_path, name)).weights_source.startswith(f"{parameters:,} ")
+    assert read_shape(write_config(tmp_path, name)).weights_source.startswith(f"{parameters:,} ")
 
 
 def test_built_in_models_are_their_configurations(tmp_path: Path) -> None:
@@ -190,18 +181,18 @@ def test_built_in_models_are_their_configurations(tmp_path: Path) -> None:
         (QWEN_2_5_14B, "Qwen/Qwen2.5-14B-Instruct"),
     ):
         # Qwen's context with YaRN is the one of vLLM up to 0.29; see test_configs.py for 0.32.
-        read = read_shape(write(tmp_path, name), stretches_yarn=True)
+        read = read_shape(write_config(tmp_path, name), stretches_yarn=True)
         same = replace(read, name=built_in.name, weights_source=built_in.shape.weights_source)
         assert same == built_in.shape
 
 
 def test_the_index_beside_it_is_believed(tmp_path: Path) -> None:
-    write(tmp_path, "meta-llama/Llama-3.1-8B")
+    write_config(tmp_path, "meta-llama/Llama-3.1-8B")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"metadata": {"total_size": 16060522496}, "weight_map": {}}')
     shape = read_shape(tmp_path)
     assert (shape.weight_bytes, "index.json" in shape.weights_source) == (16_060_522_496, True)
-    write(tmp_path, "meta-llama/Llama-3.1-8B", torch_dtype="float32")
+    write_config(tmp_path, "meta-llama/Llama-3.1-8B", torch_dtype="float32")
     assert read_shape(tmp_path).weight_bytes == 8_030_261_248
     index.write_text('{"weight_map": {}}')
     with pytest.raises(InputError, match=r"index\.json: no metadata\.total_size"):
@@ -228,7 +219,7 @@ def test_a_field_that_is_missing_or_wrong_is_named(
     name: str, changed: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=rf"config\.json: .*{words}"):
-        read_shape(write(tmp_path, name, **changed))
+        read_shape(write_config(tmp_path, name, **changed))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +292,7 @@ def test_a_model_that_does_not_fit_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # llm-d-benchmark's log of this pair says -1.44 GiB, and that it fits two H100
-    path = write(tmp_path, "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic")
+    path = write_config(tmp_path, "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic")
     assert main(["kv", "--model", str(path), "--gpu", "h100"]) == 2
     said = capsys.readouterr()
     assert not said.out

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 from paths import ROOT
 from vllm_server import needed_vllm_python
 
@@ -89,9 +89,7 @@ CASES: list[tuple[dict[str, Any], int, Adapters]] = [
 
 
 def ours(config: dict[str, Any], ranks: int, room: Adapters, folder: Path) -> int:
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return room.bytes_of(read_shape(path), ranks)
+    return room.bytes_of(read_shape(write_config(folder, config)), ranks)
 
 
 @pytest.mark.parametrize("family", ADAPTED)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from commands import refusal
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 from stages.engine_stage import Client, on_server
 from stages.proxy_stage import stage
 
@@ -185,8 +185,7 @@ async def test_the_proxy_has_a_lane_for_each_rank() -> None:
 
 
 def test_ranks_that_share_experts_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIGS["mistralai/Mixtral-8x7B-v0.1"]))
+    path = write_config(tmp_path, "mistralai/Mixtral-8x7B-v0.1")
     words = ["engine", "--model", str(path), "--tp", "4", "--port", "0", "-dp", "2"]
     line = refusal(*words)
     assert "--data-parallel-size 2: ranks of " in line

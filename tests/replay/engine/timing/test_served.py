@@ -1,11 +1,10 @@
 """What answers say about models whose step times are far from served runs, or unchecked."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.timing.served import FAR_RUNS, SERVED
@@ -16,8 +15,9 @@ BLOCKS = FP8 | {"weight_block_size": [128, 128]}
 
 def engine(folder: Path, model: str, gpu: str, gpus: int, stored: dict[str, Any]) -> EngineConfig:
     config = CONFIGS[model] | ({"quantization_config": stored} if stored else {})
-    (folder / "config.json").write_text(json.dumps(config))
-    return EngineConfig(str(folder), gpu, tensor_parallel_size=gpus, max_model_len=8_192)
+    return EngineConfig(
+        str(write_config(folder, config)), gpu, tensor_parallel_size=gpus, max_model_len=8_192
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 Each table states its bound. Where a row misses, the text says by how much and why.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS, INFERENCE_SIM
+from fakes.kv_models import CONFIGS, INFERENCE_SIM, write_config
 
 from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.calibration.play import play
@@ -42,17 +40,12 @@ def errors(rows: list[tuple[float, float]]) -> tuple[float, float]:
     return median(off), off[-1]
 
 
-def read(folder: Path, config: dict[str, Any]) -> str:
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
 def served(row: tuple[str, int, int, int, int, float, float], folder: Path) -> tuple[float, float]:
     """Return the medians of TPOT and TTFT of a simulated run, ms."""
     name, ranks, rate, prompt, output, _, _ = row
-    folder.mkdir()
+    path = write_config(folder, INFERENCE_SIM[name])
     config = EngineConfig(
-        read(folder, INFERENCE_SIM[name]), "h100", tensor_parallel_size=ranks, max_model_len=4096,
+        str(path), "h100", tensor_parallel_size=ranks, max_model_len=4096,
         max_num_batched_tokens=2048, max_num_seqs=128, vllm_version="0.20",
     )  # fmt: skip
     requests = [
@@ -113,7 +106,7 @@ def on_b300(folder: Path, ranks: int) -> StepTimeModel:
     """A B300 has the rates and links of a B200, and more memory."""
     gpu = find_gpu("b200")
     gpu = replace(gpu, name="b300", features=features_of(gpu))
-    model = find_model(read(folder, CONFIGS["Qwen/Qwen3-32B"]))
+    model = find_model(str(write_config(folder, CONFIGS["Qwen/Qwen3-32B"])))
     return StepTimeModel(rank_of(model, ranks), gpu, async_scheduling=True)
 
 

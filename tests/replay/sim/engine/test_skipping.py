@@ -1,6 +1,5 @@
 """The skipping engine against `EngineCore` stepped exactly: same workload, same timestamps."""
 
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import CONFIGS, write_config
 
 from forebay.replay.engine import config as config_module
 from forebay.replay.engine.async_engine import new_core
@@ -279,10 +278,7 @@ def sliding_model(folder: Path, window: int) -> str:
     """Return the folder of a Gemma-3 with a window of so many tokens."""
     config = CONFIGS["google/gemma-3-27b-it"]
     text = {**config["text_config"], "sliding_window": window}
-    path = folder / str(window)
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps({**config, "text_config": text}))
-    return str(path)
+    return str(write_config(folder / str(window), config, text_config=text))
 
 
 def whole_context(config: EngineConfig, model: str) -> EngineConfig:
