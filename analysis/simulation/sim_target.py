@@ -20,14 +20,12 @@ class SimulatedTarget(ModelFlags):
         """Return the trials of a search, or raise InputError for options that do not fit."""
         from forebay.analysis.experiments.target import sim_config
         from forebay.analysis.simulation.sim_trials import SimTrials
-        from forebay.proxy.config.schema import Config
-        from forebay.proxy.config.sources import load_config
         from forebay.replay.plan.schedule import parse_arrivals
+        from forebay.replay.sim.cli import proxy_config
         from forebay.replay.sim.scenario import Scenario
 
-        proxy = Config() if search.config is None else load_config(search.config, {}, {})
         engine = sim_config(search.target[0], None, **self.of_model())
         if remark := engine.constants_remark():
             print(f"forebay search: {remark}", file=sys.stderr)
-        scenario = Scenario(engine, search.gpus, search.policy, proxy)
+        scenario = Scenario(engine, search.gpus, search.policy, proxy_config(search.config))
         return SimTrials(scenario, slos, parse_arrivals(search.arrivals), search.seed)

@@ -93,6 +93,18 @@ def usage(simulated: Simulated, until_s: float) -> Usage:
     )
 
 
+def closest(at: Usage) -> str:
+    """Name the most used resource of a fleet of one server: it would bind next."""
+    kinds = {"prefill compute": at.prefill_s, "decode": max(0.0, at.work_s - at.prefill_s)}
+    used = {**kinds, "KV cache": at.kv_peak, "slots": at.seats_peak / at.seats}
+    most = max(used, key=lambda name: used[name])
+    return (
+        f"none, one is enough; {most} is used most, {used[most]:.0%}: engines are busy "
+        f"{min(1.0, at.work_s):.0%} of the time, {at.prefill_part:.0%} of that with prefills; "
+        f"{at.kv_peak:.0%} of the KV cache and {at.seats_peak} of {at.seats} slots at the peak"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """The scarce resource, and a sentence with the evidence."""

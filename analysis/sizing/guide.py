@@ -11,7 +11,7 @@ from forebay.analysis.sizing.binding import Binding, binding
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.judge import FleetJudgement, JudgedWindow
 from forebay.analysis.sizing.naive import Naive, demands, erlangs, formulas
-from forebay.analysis.sizing.search import LeastCount, Question, ask, search
+from forebay.analysis.sizing.search import LeastCount, Question, least_gpus
 from forebay.analysis.sizing.targets import LatencyTarget, NotMet
 from forebay.analysis.sizing.workers import JobRunner
 from forebay.analysis.sizing.workload import DOCUMENT, Users
@@ -53,15 +53,6 @@ class SizingAnswer:
     base: int
     variants: dict[str, int | None]
 
-    @property
-    def gpus_per_server(self) -> int:
-        """Return the GPUs of one engine. The counts of an answer are engines."""
-        return self.question.scenario.engine.tensor_parallel_size
-
-    def paid_gpus(self, engines: int) -> int:
-        """Return the GPUs of `engines` engines, one spare included."""
-        return (engines + 1) * self.gpus_per_server
-
 
 def window_for(
     users: Users,
@@ -93,7 +84,7 @@ def question_of(
     window_s: float | None,
     seed: int,
 ) -> tuple[Question, int, int]:
-    """A job for `search`. Raises InputError for targets that cannot be met or judged.
+    """The arguments of `least_gpus`. Raises InputError for targets that cannot be met or judged.
 
     The search starts at the count with utilisation GUESSED_BUSY and ends at four times the work.
     """
@@ -133,22 +124,25 @@ def _check_judgeable(
 
 
 def size(
-    users: Users,
-    scenario: Scenario,
-    targets: tuple[LatencyTarget, ...],
+    question: Question,
+    guess: int,
+    most: int,
     run: JobRunner,
     *,
     seeds: Sequence[int],
-    window_s: float | None = None,
-    sensitivity: bool = True,
+    varied: bool,
 ) -> SizingAnswer:
-    """Find the least count. Raises InputError if a target cannot be met or judged."""
-    question, guess, most = question_of(users, scenario, targets, window_s, seeds[0])
-    counts = run.all(search, [(replace(question, seed=seed), guess, most) for seed in seeds[:2]])
+    """Find the least count, up to `most`. Raises NotMet if no count is enough.
+
+    Args:
+        varied: also search what-if variants.
+    """
+    first = [(replace(question, seed=seed), guess, most) for seed in seeds[:2]]
+    counts = run.all(least_gpus, first)
     guess = counts[0].gpus
-    later = [run.start(search, (replace(question, seed=seed), guess, most)) for seed in seeds[2:]]
-    changed = _variants(question) if sensitivity else {}
-    varied = {what: run.start(_vary, (other, counts[0])) for what, other in changed.items()}
+    later = [run.start(least_gpus, replace(question, seed=seed), guess, most) for seed in seeds[2:]]
+    changed = _variants(question) if varied else {}
+    variants = {what: run.start(_vary, other, counts[0]) for what, other in changed.items()}
     counts += [future.result() for future in later]
     gpus, around = _around(run, question, counts)
     return SizingAnswer(
@@ -158,9 +152,9 @@ def size(
         range=(min(count.gpus for count in counts), max(count.gpus for count in counts)),
         around=around,
         binding=_binding(run, around, gpus, question),
-        naive=formulas(scenario.engine, users, targets, gpus),
+        naive=formulas(question.scenario.engine, question.users, question.targets, gpus),
         base=counts[0].gpus,
-        variants={what: future.result() for what, future in varied.items()},
+        variants={what: future.result() for what, future in variants.items()},
     )
 
 
@@ -191,7 +185,7 @@ def _add_missing(
     """Simulate every (GPUs, seed) of `pairs` without a judgement, and add it to `judgements`."""
     missing = [key for key in pairs if key not in judgements]
     jobs = [(replace(question, seed=seed), count) for count, seed in missing]
-    judgements.update(zip(missing, run.all(ask, jobs), strict=True))
+    judgements.update(zip(missing, run.all(Question.ask, jobs), strict=True))
 
 
 def _binding(
@@ -201,7 +195,7 @@ def _binding(
     if not failed:
         return None
     usage = failed[0].usage
-    what_if = [_with_kv(question, 2)]
+    what_if = [_with_twice_the_kv(question)]
     if usage.seats_peak >= usage.seats:
         what_if.append(_with_slots(question, 2 * usage.seats))
     jobs = [
@@ -209,7 +203,7 @@ def _binding(
         for changed in what_if
         for judgement in failed
     ]
-    met = [judgement.met for judgement in run.all(ask, jobs)]
+    met = [judgement.met for judgement in run.all(Question.ask, jobs)]
     missed = [
         attained.target.name
         for judged in failed
@@ -229,9 +223,9 @@ def _with_slots(question: Question, slots: int) -> Question:
     return replace(question, scenario=replace(scenario, engine=engine, proxy=proxy))
 
 
-def _with_kv(question: Question, times: int) -> Question:
+def _with_twice_the_kv(question: Question) -> Question:
     engine = question.scenario.engine
-    more = replace(engine, num_gpu_blocks_override=times * engine.kv_budget.blocks)
+    more = replace(engine, num_gpu_blocks_override=2 * engine.kv_budget.blocks)
     return replace(question, scenario=replace(question.scenario, engine=more))
 
 
@@ -242,7 +236,7 @@ def sharing_takes_minutes(question: Question) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LeastPools:
-    """Engines that only prefill and engines that only decode, for the targets of an answer.
+    """Engines that only prefill and engines that only decode, for the targets of a question.
 
     Attributes:
         judged: the judgement of each seed. All met the targets.
@@ -257,34 +251,48 @@ class LeastPools:
         return self.prefill + self.decode
 
 
-def least_pools(answer: SizingAnswer, run: JobRunner) -> LeastPools | None:
+def least_pools(
+    question: Question,
+    seeds: Sequence[int],
+    mixed: SizingAnswer | NotMet,
+    guess: int,
+    run: JobRunner,
+) -> LeastPools | None:
     """Find the fewest engines in two pools that meet the targets with every seed.
 
-    None: twice the engines that do both are not enough. Of each number, the three splits nearest
-    to the parts of the work are tried, the nearest first. Raises InputError for engines whose
-    steps cannot be skipped.
+    None: twice as many as `mixed` are not enough. Of each number, the three splits nearest to the
+    parts of the work are tried, the nearest first. Raises InputError for engines whose steps cannot
+    be skipped, and `mixed` where neither kind of fleet meets the targets.
+
+    Args:
+        mixed: the engines that do both. The search begins with their number, or with `guess`.
     """
-    question, work = answer.question, answer.around[answer.gpus][0].usage.prefill_part
+    if isinstance(mixed, NotMet):
+        first, prefill_part = max(2, guess), mixed.prefill_part
+    else:
+        first, prefill_part = mixed.gpus, mixed.around[mixed.gpus][0].usage.prefill_part
 
     def with_engines(count: int) -> LeastPools | None:
-        splits = sorted(range(1, count), key=lambda prefill: abs(prefill - work * count))
+        splits = sorted(range(1, count), key=lambda prefill: abs(prefill - prefill_part * count))
         for prefill in splits[:3]:
             pooled = replace(question.scenario, gpus=count, pools=(prefill, count - prefill))
             decided = replace(question, scenario=pooled, decides=True)
-            jobs = [(replace(decided, seed=seed), count) for seed in answer.seeds]
-            judged = run.all(ask, jobs)
+            jobs = [(replace(decided, seed=seed), count) for seed in seeds]
+            judged = run.all(Question.ask, jobs)
             if all(judgement.met for judgement in judged):
                 return LeastPools(prefill, count - prefill, judged)
         return None
 
-    # From as many engines as do both, go down while fewer are enough, else up.
-    count = max(2, answer.gpus)
+    # Go down while fewer are enough, else up.
+    count = max(2, first)
     least = with_engines(count)
     while least and count > 2 and (fewer := with_engines(count - 1)):
         least, count = fewer, count - 1
-    while not least and count < 2 * answer.gpus:
+    while not least and count < 2 * first:
         count += 1
         least = with_engines(count)
+    if least is None and isinstance(mixed, NotMet):
+        raise mixed
     return least
 
 
@@ -305,12 +313,11 @@ def _variants(question: Question) -> dict[str, Question]:
         smaller = replace(scenario.engine, max_num_batched_tokens=2048)
         small = replace(question, scenario=replace(scenario, engine=smaller))
         variants["chunks of 2,048 tokens"] = small
-    variants["twice the KV cache (fp8 KV)"] = _with_kv(question, 2)
+    variants["twice the KV cache (fp8 KV)"] = _with_twice_the_kv(question)
     return variants
 
 
-def _vary(job: tuple[Question, LeastCount]) -> int | None:
-    changed, base = job
+def _vary(changed: Question, base: LeastCount) -> int | None:
     users, config = changed.users, changed.scenario.engine
     offered = erlangs(demands(config, users))
     before = erlangs(demands(base.question.scenario.engine, base.question.users))
@@ -318,7 +325,7 @@ def _vary(job: tuple[Question, LeastCount]) -> int | None:
     guess = max(1, round(base.gpus * max(0.25, offered / before)))
     try:
         check_floor(config, users, changed.targets)
-        return search((replace(changed, decides=True), guess, max(16, 4 * guess + 8))).gpus
+        return least_gpus(replace(changed, decides=True), guess, max(16, 4 * guess + 8)).gpus
     except NotMet:
         return None
 
@@ -342,7 +349,7 @@ def validate(answer: SizingAnswer, run: JobRunner) -> Validation:
         for count in counts
         for number in range(3)
     ]
-    judged = run.all(ask, jobs)
+    judged = run.all(Question.ask, jobs)
     return Validation(window, judged[:-3], judged[-3:])
 
 
@@ -366,7 +373,7 @@ def curves(
             sized = [replace(users, users=count, document_tokens=length) for count in counts]
             jobs = [question_of(people, scenario, targets, None, seed) for people in sized]
             for job in jobs:
-                searches.append(run.start(search, job))
+                searches.append(run.start(least_gpus, *job))
         except InputError as error:
             why = str(error)
         started.append((tokens, searches, why))

@@ -58,15 +58,12 @@ def demands(config: EngineConfig, users: Users) -> list[Demand]:
             )
         prefill_s = cold.ttft_s - config.step_constants().server_times().alone_s(prompt)
         context = prompt + output / 2
-        batch = _batch(config, context)
+        # Slots and KV cache limit the requests that decode together.
+        room = int(usable_tokens(config) / context)
+        batch = max(1, min(MAX_CONCURRENCY, config.seqs, room))
         decode_s = output * decode_step_s(config, batch, context) / batch
         costs.append(Demand(kind, rate, mean, output, cold, prefill_s + decode_s))
     return costs
-
-
-def _batch(config: EngineConfig, context: float) -> int:
-    """The most requests that decode together, limited by slots and KV cache."""
-    return max(1, min(MAX_CONCURRENCY, config.seqs, int(usable_tokens(config) / context)))
 
 
 def erlangs(classes: Sequence[Demand]) -> float:

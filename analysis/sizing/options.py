@@ -1,4 +1,4 @@
-"""The options of `forebay size`."""
+"""The options of `forebay size`. `workload` has the options about the users."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,10 +29,6 @@ RESULTS = "results.json"
 class SizeArguments:
     """Every option as typed, with its help and default."""
 
-    users: Annotated[int, typer.Option(help="How many people ask questions.")]
-    document_tokens: Annotated[
-        str, typer.Option(help="Length of a document in tokens, or a distribution.")
-    ]
     model: Annotated[str, typer.Option(help="Model name, or a config.json.")] = "llama-3-8b"
     gpu: Annotated[str, typer.Option(help="GPU of each engine.")] = "h200"
     slo: Annotated[
@@ -41,34 +37,6 @@ class SizeArguments:
             help="Targets; default: chat.ttft_p95=2s, document.ttft_p95=15s, tpot_p95=100ms."
         ),
     ] = None
-    think_s: Annotated[
-        float, typer.Option("--think", help="Mean seconds between two questions of a user.")
-    ] = 60.0
-    document_share: Annotated[
-        float, typer.Option(help="Share of questions that carry a document.")
-    ] = 0.3
-    shared: Annotated[
-        float, typer.Option(help="Share of document questions about common documents.")
-    ] = 0.0
-    documents: Annotated[int, typer.Option(help="Number of common documents.")] = 50
-    zipf_s: Annotated[
-        float, typer.Option("--zipf", help="Exponent of the documents' Zipf popularity; 0: even.")
-    ] = 0.8
-    cv: Annotated[
-        float, typer.Option(help="Coefficient of variation of arrival gaps; 1: Poisson.")
-    ] = 1.0
-    question_tokens: Annotated[str, typer.Option(help="Length of a question about a document.")] = (
-        "64"
-    )
-    document_output_tokens: Annotated[
-        str, typer.Option(help="Length of an answer about a document.")
-    ] = "128"
-    chat_tokens: Annotated[str, typer.Option(help="Length of a prompt without a document.")] = (
-        "azure-conv-input"
-    )
-    chat_output_tokens: Annotated[
-        str, typer.Option(help="Length of an answer without a document.")
-    ] = "azure-conv-output"
     policy: Annotated[
         str, typer.Option(help="Routing policy of the proxy, or direct: no proxy.")
     ] = "warm_or_least_work"
@@ -138,12 +106,6 @@ class SizeArguments:
                     f"--out {self.out}: holds {name}; name another folder, or give --force"
                 )
 
-    def population(self) -> "Users":
-        from forebay.analysis.sizing.workload import Users
-        from forebay.traces.synth.lengths import settings_of
-
-        return Users(**settings_of(self, Users))
-
     def plot_sizes(self, users: "Users") -> list[int]:
         """Document sizes of the plot's curves. Raises InputError."""
         from forebay.traces.synth.lengths import Fixed
@@ -177,12 +139,11 @@ class SizeArguments:
 
     def scenario(self, flags: ModelFlags) -> "Scenario":
         """One engine behind the proxy. The search sets the number of engines."""
-        from forebay.proxy.config.schema import Config
-        from forebay.proxy.config.sources import load_config
         from forebay.replay.engine.config import EngineConfig
+        from forebay.replay.sim.cli import proxy_config
         from forebay.replay.sim.scenario import Scenario, flags_of
 
-        proxy = Config() if self.config is None else load_config(self.config, {}, {})
+        proxy = proxy_config(self.config)
         stated = flags_of(proxy)
         if self.long_prefill_token_threshold is not None:
             stated["long_prefill_token_threshold"] = self.long_prefill_token_threshold

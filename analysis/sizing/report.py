@@ -7,6 +7,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from forebay.analysis.sizing.binding import closest
 from forebay.analysis.sizing.guide import (
     LeastPools,
     SizingAnswer,
@@ -14,6 +15,7 @@ from forebay.analysis.sizing.guide import (
     sharing_takes_minutes,
 )
 from forebay.analysis.sizing.judge import FleetJudgement
+from forebay.analysis.sizing.search import Question
 from forebay.analysis.statistics.intervals import wilson
 from forebay.analysis.statistics.units import numbered
 from forebay.replay.engine.flags import changed_words
@@ -32,20 +34,20 @@ NOT_SIMULATED = (
 
 def _fleet(answer: SizingAnswer) -> str:
     """Name the servers and their GPUs."""
-    gpu, each = answer.question.scenario.engine.gpu_spec.name, answer.gpus_per_server
+    gpu, each = answer.question.scenario.engine.gpu_spec.name, answer.question.gpus_per_server
     if each == 1:
         return f"{answer.gpus} x {gpu}"
     return f"{numbered(answer.gpus, 'server')} of {each} x {gpu} ({answer.gpus * each} GPUs)"
 
 
-def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
-    """The settings that repeat the answer, and the source of its step times."""
-    engine = answer.question.scenario.engine
+def provenance(question: Question, seeds: Sequence[int], command: str) -> dict[str, Any]:
+    """The settings that repeat an answer, and the source of its step times."""
+    engine = question.scenario.engine
     model, gpu = engine.model_spec.name, engine.gpu_spec.name
     file = engine.calibration_file()
     return {
         "command": command,
-        "seeds": list(answer.seeds),
+        "seeds": list(seeds),
         "versions": {"forebay": version("forebay"), "python": platform.python_version()},
         "engine": f"simulated vLLM {engine.vllm_version}",
         "calibration": {
@@ -62,7 +64,7 @@ def provenance(answer: SizingAnswer, command: str) -> dict[str, Any]:
 
 
 def cost(
-    answer: SizingAnswer,
+    question: Question,
     judged: Sequence[FleetJudgement],
     price_per_gpu_hour: float | None,
     gpu_watts: float | None = None,
@@ -73,11 +75,11 @@ def cost(
     and watts.
     """
     figures: dict[str, float] = {}
-    users, tokens_per_s = answer.question.users, answer.question.users.output_tokens_per_s()
-    paid = answer.paid_gpus(judged[0].gpus)
+    users, tokens_per_s = question.users, question.users.output_tokens_per_s()
+    paid = question.paid_gpus(judged[0].gpus)
     if price_per_gpu_hour is not None:
         hourly = price_per_gpu_hour * paid
-        busy = _busy(judged) * judged[0].gpus * answer.gpus_per_server
+        busy = _busy(judged) * judged[0].gpus * question.gpus_per_server
         figures = {
             "price_per_gpu_hour": price_per_gpu_hour,
             "per_hour": hourly,
@@ -108,34 +110,27 @@ def pools_json(pooled: LeastPools | None, price: dict[str, float] | None) -> dic
 
 
 def pools_lines(
-    answer: SizingAnswer, pooled: LeastPools | None, price: dict[str, float] | None
+    question: Question,
+    alike: Sequence[FleetJudgement],
+    pooled: LeastPools | None,
+    price: dict[str, float] | None,
 ) -> list[str]:
-    """Describe the separate pools of prefill and decode engines for the same targets."""
-    link = answer.question.scenario.kv_link.bytes_per_s / 1e9
+    """Describe the separate pools of prefill and decode engines for the same targets.
+
+    Args:
+        alike: judgements of the fewest engines that do both. Empty: no number of them is enough.
+    """
+    link, unit = question.scenario.kv_link.bytes_per_s / 1e9, question.unit
     before = f"in pools, keys and values moving at {link:g} GB/s:"
     if pooled is None:
-        most = numbered(2 * answer.gpus, answer.question.unit)
-        return [f"{before} {most} do not meet the targets either"]
-    alike, unit = _busy(answer.around[answer.gpus]), answer.question.unit
+        return [f"{before} {numbered(2 * alike[0].gpus, unit)} do not meet the targets either"]
+    instead = f"instead of {alike[0].gpus}" if alike else "in all"
+    than = f" instead of {_busy(alike):.0%}" if alike else ""
     return [
         f"{before} {numbered(pooled.prefill, unit)} for prefills and {pooled.decode} for decodes, "
-        f"{pooled.engines} instead of {answer.gpus}, busy {_busy(pooled.judged):.0%} of the time "
-        f"instead of {alike:.0%}",
-        *_cost_lines(answer, pooled.engines, price or {}),
+        f"{pooled.engines} {instead}, busy {_busy(pooled.judged):.0%} of the time{than}",
+        *_cost_lines(question, pooled.engines, price or {}),
     ]
-
-
-def closest(answer: SizingAnswer) -> str:
-    """Name the most used resource of a fleet of one server: it would bind next."""
-    at = answer.around[answer.gpus][0].usage
-    kinds = {"prefill compute": at.prefill_s, "decode": max(0.0, at.work_s - at.prefill_s)}
-    used = {**kinds, "KV cache": at.kv_peak, "slots": at.seats_peak / at.seats}
-    most = max(used, key=lambda name: used[name])
-    return (
-        f"none, one is enough; {most} is used most, {used[most]:.0%}: engines are busy "
-        f"{min(1.0, at.work_s):.0%} of the time, {at.prefill_part:.0%} of that with prefills; "
-        f"{at.kv_peak:.0%} of the KV cache and {at.seats_peak} of {at.seats} slots at the peak"
-    )
 
 
 def as_json(
@@ -146,13 +141,13 @@ def as_json(
 ) -> dict[str, Any]:
     """All figures of the terminal as plain data. null stands for 'never'."""
     return {
-        "recommended_gpus": answer.gpus * answer.gpus_per_server,
-        "with_one_spare": answer.paid_gpus(answer.gpus),
+        "recommended_gpus": answer.gpus * answer.question.gpus_per_server,
+        "with_one_spare": answer.question.paid_gpus(answer.gpus),
         "servers": answer.gpus,
-        "gpus_per_server": answer.gpus_per_server,
+        "gpus_per_server": answer.question.gpus_per_server,
         "gpus_by_seed": {"low": answer.range[0], "high": answer.range[1]},
         "binding": answer.binding,
-        "closest": None if answer.binding else closest(answer),
+        "closest": None if answer.binding else closest(answer.around[answer.gpus][0].usage),
         "around": {str(count): [_judged(j) for j in js] for count, js in answer.around.items()},
         "formulas": answer.naive,
         "sensitivity": {
@@ -206,11 +201,11 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _cost_lines(answer: SizingAnswer, engines: int, price: dict[str, float]) -> list[str]:
+def _cost_lines(question: Question, engines: int, price: dict[str, float]) -> list[str]:
     lines = []
     if "per_hour" in price:
         lines.append(
-            f"cost of {numbered(answer.paid_gpus(engines), 'GPU')}: {price['per_hour']:,.2f} per "
+            f"cost of {numbered(question.paid_gpus(engines), 'GPU')}: {price['per_hour']:,.2f} per "
             f"hour, {price['per_month']:,.0f} per month of {HOURS_A_MONTH:g} h, "
             f"{price['per_busy_gpu_hour']:.2f} per hour of a GPU that computes, "
             f"{price['per_request']:.4g} per request, "
@@ -250,16 +245,16 @@ def print_answer(
     )
     show([title], "bold")
     # The answer's terms: traffic, targets, certainty and the scarce resource.
-    scarce = answer.binding
+    scarce, at = answer.binding, answer.around[answer.gpus][0].usage
     lines = [
         f"{users.users:,} users, each with a question every {users.think_s:g} s, "
         f"{users.document_share:.0%} with a document, {users.shared:.0%} of those shared",
         f"targets: {', '.join(str(target) for target in targets)}",
         f"least count by seed: {spread} ({len(answer.seeds)} seeds); the worst seed decides; "
         f"if one of {answer.gpus + 1} fails, the other {answer.gpus} still meet the targets",
-        f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(answer)}",
+        f"scarce resource: {f'{scarce.resource}: {scarce.why}' if scarce else closest(at)}",
     ]
-    show([*lines, *_cost_lines(answer, answer.gpus, price or {}), *pools])
+    show([*lines, *_cost_lines(answer.question, answer.gpus, price or {}), *pools])
     console.print(_around_table(answer))
     show(_certainty(answer))
     console.print(_naive_table(answer))

@@ -36,7 +36,16 @@ class Question:
     @property
     def unit(self) -> str:
         """The noun of a count: a GPU, or a server of several."""
-        return "GPU" if self.scenario.engine.tensor_parallel_size == 1 else "server"
+        return "GPU" if self.gpus_per_server == 1 else "server"
+
+    @property
+    def gpus_per_server(self) -> int:
+        """The GPUs of one engine. The counts of an answer are engines."""
+        return self.scenario.engine.tensor_parallel_size
+
+    def paid_gpus(self, engines: int) -> int:
+        """Return the GPUs of `engines` engines, one spare included."""
+        return (engines + 1) * self.gpus_per_server
 
     def ask(self, gpus: int) -> FleetJudgement:
         """Simulate `gpus` GPUs. Raises InputError if a target has no request to judge."""
@@ -95,7 +104,7 @@ def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
         low, high = at, 0
         while not high:
             if low >= most:
-                raise NotMet(_unmet(judgements[low], question.unit))
+                raise _unmet(judgements[low], question.unit)
             at = min(most, low + stride)
             if meets(at):
                 high = at
@@ -111,19 +120,13 @@ def least_gpus(question: Question, guess: int, most: int) -> LeastCount:
     return LeastCount(question, high, judgements)
 
 
-def _unmet(judged: FleetJudgement, unit: str) -> str:
+def _unmet(judged: FleetJudgement, unit: str) -> NotMet:
     missed = [attained for attained in judged.attained if not attained.met]
     shares = ", ".join(f"{attained.target}: met by {attained.shown}" for attained in missed)
-    return (
+    error = NotMet(
         f"--slo: not met with {numbered(judged.gpus, unit)} either ({shares}, GPUs "
         f"{judged.busy:.0%} busy): more {unit}s do not help; smaller chunks "
         "(--max-num-batched-tokens) shorten the stalls that prefills cause, else relax the target"
     )
-
-
-def ask(job: tuple[Question, int]) -> FleetJudgement:
-    return job[0].ask(job[1])
-
-
-def search(job: tuple[Question, int, int]) -> LeastCount:
-    return least_gpus(*job)
+    error.prefill_part = judged.usage.prefill_part
+    return error

@@ -18,7 +18,13 @@ _NAME = re.compile(r"(?:([a-z]+)\.)?([a-z0-9]+)_p([0-9]+(?:\.[0-9]+)?)")
 
 
 class NotMet(InputError):
-    """No number of GPUs meets a target. Any other bad input is a plain InputError."""
+    """No number of GPUs meets a target. Any other bad input is a plain InputError.
+
+    Attributes:
+        prefill_part: share of the work that is prefill, in the largest fleet that was simulated.
+    """
+
+    prefill_part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,15 @@ class JobRunner:
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self._pool = pool
 
-    def start(self, work: Callable[..., T], job: object) -> "Future[T]":
+    def start(self, work: Callable[..., T], *job: object) -> "Future[T]":
         if self._pool is not None:
-            return self._pool.submit(work, job)
+            return self._pool.submit(work, *job)
         done: Future[T] = Future()
-        done.set_result(work(job))
+        done.set_result(work(*job))
         return done
 
-    def all(self, work: Callable[..., T], jobs: Sequence[object]) -> list[T]:
-        return [future.result() for future in [self.start(work, job) for job in jobs]]
+    def all(self, work: Callable[..., T], jobs: Sequence[tuple[object, ...]]) -> list[T]:
+        return [future.result() for future in [self.start(work, *job) for job in jobs]]
 
 
 @contextmanager

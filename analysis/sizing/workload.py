@@ -7,11 +7,20 @@ and gives higher load than a closed population.
 from dataclasses import dataclass, field
 from math import isfinite
 from random import Random
+from typing import Annotated
+
+import typer
 
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.documents import Zipf
-from forebay.traces.synth.lengths import AZURE_CONV_INPUT, AZURE_CONV_OUTPUT, Fixed, Length
+from forebay.traces.synth.lengths import (
+    AZURE_CONV_INPUT,
+    AZURE_CONV_OUTPUT,
+    Fixed,
+    Length,
+    length_option,
+)
 
 CHAT, DOCUMENT = "chat", "document"
 CLASSES = (CHAT, DOCUMENT)
@@ -20,28 +29,45 @@ SAMPLED = 2_000  # draws that represent a distribution of lengths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """A population of users. Raises InputError for invalid values.
+    """A population of users, and the options of `forebay size` about it (InputError: bad values).
 
-    Attributes:
-        think_s: mean seconds between two questions of one user.
-        document_share: share of the questions that carry a document; the others are chat.
-        shared: share of document questions about one of `documents` common documents, with Zipf
-            popularity of exponent `zipf_s`. Each other question brings a document of its own.
-        cv: coefficient of variation of the gamma-distributed arrival gaps. 1: Poisson.
+    Questions without a document are chats. A question that is not about a common document brings a
+    document of its own. Arrival gaps are gamma distributed.
     """
 
-    users: int = 100
-    think_s: float = 60.0
-    document_share: float = 0.3
-    document_tokens: Length = field(default=Fixed(32_000))
-    question_tokens: Length = field(default=Fixed(64))
-    document_output_tokens: Length = field(default=Fixed(128))
-    chat_tokens: Length = AZURE_CONV_INPUT
-    chat_output_tokens: Length = AZURE_CONV_OUTPUT
-    shared: float = 0.0
-    documents: int = 50
-    zipf_s: float = 0.8
-    cv: float = 1.0
+    users: Annotated[int, typer.Option(help="How many people ask questions.")]
+    document_tokens: Annotated[
+        Length,
+        length_option("--document-tokens", "Length of a document in tokens, or a distribution."),
+    ]
+    think_s: Annotated[
+        float, typer.Option("--think", help="Mean seconds between two questions of a user.")
+    ] = 60.0
+    document_share: Annotated[
+        float, typer.Option(help="Share of questions that carry a document.")
+    ] = 0.3
+    shared: Annotated[
+        float, typer.Option(help="Share of document questions about common documents.")
+    ] = 0.0
+    documents: Annotated[int, typer.Option(help="Number of common documents.")] = 50
+    zipf_s: Annotated[
+        float, typer.Option("--zipf", help="Exponent of the documents' Zipf popularity; 0: even.")
+    ] = 0.8
+    cv: Annotated[
+        float, typer.Option(help="Coefficient of variation of arrival gaps; 1: Poisson.")
+    ] = 1.0
+    question_tokens: Annotated[
+        Length, length_option("--question-tokens", "Length of a question about a document.")
+    ] = field(default=Fixed(64))
+    document_output_tokens: Annotated[
+        Length, length_option("--document-output-tokens", "Length of an answer about a document.")
+    ] = field(default=Fixed(128))
+    chat_tokens: Annotated[
+        Length, length_option("--chat-tokens", "Length of a prompt without a document.")
+    ] = AZURE_CONV_INPUT
+    chat_output_tokens: Annotated[
+        Length, length_option("--chat-output-tokens", "Length of an answer without a document.")
+    ] = AZURE_CONV_OUTPUT
 
     def __post_init__(self) -> None:
         for option, count in (("--users", self.users), ("--documents", self.documents)):

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
-from stages.proxy_stage import STREAM_HEAD, Call, answer, chunk, on_stage, settle
+from stages.proxy_stage import Call, answer, chunk, on_stage, settle
 from stages.raw_client import BODY, HOST, POST, ask, before_oracle, connected, post
 
 from forebay.proxy.api.dialects.usage import usage_tokens

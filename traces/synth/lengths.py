@@ -7,7 +7,7 @@ from random import Random
 from statistics import NormalDist
 from typing import Annotated, Any, Protocol, cast
 
-from forebay.traces.ground.command_line.options import an_option, same_named
+from forebay.traces.ground.command_line.options import an_option
 from forebay.traces.ground.errors import InputError
 
 
@@ -132,13 +132,19 @@ def parse_length(text: str, option: str) -> Length:
 
 
 def a_length(option: str, what: str = "") -> Any:
+    """Make the option for a length, with its forms in the help."""
+    return length_option(
+        option, f"{what}tokens, as N, uniform:MIN,MAX or lognormal:MEDIAN,SIGMA,MIN,MAX"
+    )
+
+
+def length_option(option: str, help_text: str) -> Any:
     """Make the option for a length."""
 
     def parse(text: Any) -> Length:
         """Read a typed length. The default is one already."""
         return parse_length(text, option) if isinstance(text, str) else cast(Length, text)
 
-    help_text = f"{what}tokens, as N, uniform:MIN,MAX or lognormal:MEDIAN,SIGMA,MIN,MAX"
     return an_option(help_text, option, parser=parse, metavar="<str>")
 
 
@@ -155,16 +161,3 @@ def _tokens(text: str) -> int:
     if not (number.is_integer() and 1 <= number <= 1e9):
         raise ValueError(text)
     return int(number)
-
-
-def settings_of(options: Any, kind: type) -> dict[str, Any]:
-    """Return the options that are settings of the dataclass `kind`, too.
-
-    A length that was typed, an option `..._tokens` with a text, is parsed (InputError).
-    """
-    return {
-        name: parse_length(value, f"--{name.replace('_', '-')}")
-        if name.endswith("_tokens") and isinstance(value, str)
-        else value
-        for name, value in same_named(options, kind).items()
-    }

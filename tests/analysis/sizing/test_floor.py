@@ -2,10 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 
 from forebay.analysis.sizing.floor import alone, check_floor
 from forebay.analysis.sizing.targets import NotMet, parse_targets
@@ -14,28 +13,20 @@ from forebay.proxy.cli import main
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.hardware.specs import GIB
 from forebay.traces.ground.errors import InputError
-from forebay.traces.synth.lengths import parse_length
+from forebay.traces.synth.lengths import Fixed
 
 PEAK, BANDWIDTH, LINK = 989.5e12, 4.8e12, 450e9  # of an H200, and one direction of its NVLink
 PRODUCTS, ATTENTION, LINKS = 0.735, 0.627, 0.62  # shares reached
 FP8_PRODUCTS = 0.735 * 0.82
 
 
-def read(folder: Path, name: str, **changed: Any) -> str:
-    (folder / "config.json").write_text(json.dumps({**CONFIGS[name], **changed}))
-    return str(folder)
-
-
 def users(document_tokens: int) -> Users:
-    def length(text: str) -> Any:
-        return parse_length(text, "--tokens")
-
     return Users(
-        users=100, think_s=60.0, document_share=0.3, document_tokens=length(str(document_tokens)),
-        question_tokens=length("64"), document_output_tokens=length("128"),
-        chat_tokens=length("500"), chat_output_tokens=length("200"), shared=0.0, documents=50,
-        zipf_s=0.8, cv=1.0,
-    )  # fmt: skip
+        users=100,
+        document_tokens=Fixed(document_tokens),
+        chat_tokens=Fixed(500),
+        chat_output_tokens=Fixed(200),
+    )
 
 
 def by_hand(
@@ -72,7 +63,7 @@ def test_a_14b_with_100_000_tokens(ranks: int, about_s: float) -> None:
 
 
 def test_a_70b_in_fp8_on_two_gpus(tmp_path: Path) -> None:
-    path = read(tmp_path, "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic")
+    path = str(write_config(tmp_path, "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"))
     config = EngineConfig(path, "h200", tensor_parallel_size=2)
     weights = 80 * (8192 * 10_240 + 8192 * 8192 + 3 * 8192 * 28_672)
     served = weights + 2 * (2 * 128_256 * 8192 + 161 * 8192)
@@ -85,7 +76,9 @@ def test_a_70b_in_fp8_on_two_gpus(tmp_path: Path) -> None:
 
 
 def test_a_mixture_on_eight_gpus(tmp_path: Path) -> None:
-    config = EngineConfig(read(tmp_path, "Qwen/Qwen3-235B-A22B"), "h200", tensor_parallel_size=8)
+    config = EngineConfig(
+        str(write_config(tmp_path, "Qwen/Qwen3-235B-A22B")), "h200", tensor_parallel_size=8
+    )
     pool = (0.9 * 139.8 - 0.55) * GIB - 235_093_634_560 * 2 / 8 - 38.5 * 1024 * 151_936
     assert config.kv_budget.blocks == int(pool // (16 * 94 * 2 * 1 * 128 * 2))
     attention = 4096 * (64 + 2 * 4) * 128 + 64 * 128 * 4096
@@ -101,7 +94,7 @@ def test_a_mixture_on_eight_gpus(tmp_path: Path) -> None:
 
 def test_a_hybrid_is_refused_by_its_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed = {"model_type": "olmo_hybrid", "full_attention_interval": 4}
-    path = read(tmp_path, "Qwen/Qwen3-8B", **changed)
+    path = str(write_config(tmp_path, "Qwen/Qwen3-8B", **changed))
     assert main(["size", "--model", path, "--users", "9", "--document-tokens", "9000"]) == 2
     assert "full_attention_interval: this model has a recurrent" in capsys.readouterr().err
 

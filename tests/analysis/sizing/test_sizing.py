@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from fakes.kv_models import CONFIGS
+from fakes.kv_models import write_config
 
 from forebay.analysis.charts.users_and_gpus import Curve, draw
 from forebay.analysis.sizing import guide
@@ -29,8 +29,6 @@ from forebay.proxy.cli import main
 from forebay.proxy.config.schema import Config
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.flags import ModelFlags, changed_words
-from forebay.replay.engine.hardware.find import find_model
-from forebay.replay.engine.hardware.specs import LLAMA_3_8B
 from forebay.replay.sim.scenario import Scenario, simulate
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -38,6 +36,7 @@ from forebay.traces.synth.lengths import Fixed
 
 LLAMA = EngineConfig()
 TARGETS = parse_targets(DEFAULT_SLO)
+USERS = Users(users=100, document_tokens=Fixed(32_000))
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Said:
     met: bool
     attained: tuple[()] = ()
     busy: float = 0.5
+    usage = Usage(0.1, 0.5, 0.1, 0.2, 8, 64)
 
 
 @pytest.mark.parametrize("guess", [1, 2, 7, 20, 64])
@@ -153,22 +153,22 @@ def test_a_shared_document_that_just_fits_the_context_is_sized(
 
 
 def test_only_what_is_not_met_counts_as_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = Question(Users(), Scenario(LLAMA, 1), TARGETS, JudgedWindow(30, 120), 0)
+    question = Question(USERS, Scenario(LLAMA, 1), TARGETS, JudgedWindow(30, 120), 0)
     base = LeastCount(question, 1, {})
     tight = replace(question, targets=parse_targets("tpot_p95=3ms"))
-    assert guide._vary((tight, base)) is None
+    assert guide._vary(tight, base) is None
 
-    def broken(_: object) -> LeastCount:
+    def broken(*_: object) -> LeastCount:
         raise InputError("of something else")
 
-    monkeypatch.setattr(guide, "search", broken)
+    monkeypatch.setattr(guide, "least_gpus", broken)
     with pytest.raises(InputError, match="of something else"):
-        guide._vary((question, base))
+        guide._vary(question, base)
 
 
 def test_bursts_bunch_arrivals() -> None:
     def spread(cv: float) -> float:
-        rows = Users(users=600, cv=cv).requests(0, 600.0)
+        rows = replace(USERS, users=600, cv=cv).requests(0, 600.0)
         gaps = [b.arrival_s - a.arrival_s for a, b in pairwise(rows)]
         mean = sum(gaps) / len(gaps)
         return float((sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean)
@@ -218,9 +218,9 @@ def test_a_target_without_requests_is_not_met() -> None:
 
 
 def test_default_targets_are_of_the_classes_that_ask() -> None:
-    names = [target.name for target in default_targets(Users(document_share=0.0))]
+    names = [target.name for target in default_targets(replace(USERS, document_share=0.0))]
     assert names == ["chat.ttft_p95", "tpot_p95"]
-    assert default_targets(Users()) == TARGETS
+    assert default_targets(USERS) == TARGETS
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_formulas_by_hand() -> None:
 
 def test_an_idle_gpu_is_the_floor() -> None:
     qwen = EngineConfig(model="qwen2.5-14b")
-    users = Users(document_tokens=Fixed(100_000))
+    users = replace(USERS, document_tokens=Fixed(100_000))
     strict = parse_targets("document.ttft_p95=10s")
     with pytest.raises(InputError, match=r"12\.2 s on an idle h200-sxm \(compute-bound: 7\.57 PF"):
         check_floor(qwen, users, strict)
@@ -334,7 +334,7 @@ def test_slots_bind_where_more_of_them_would_do(capsys: pytest.CaptureFixture[st
 
 def test_few_blocks_bind_and_many_do_not() -> None:
     # 16k tokens of cache hold two such answers at once: memory, not speed, makes them wait.
-    users = Users(users=60, document_share=0.0, chat_tokens=Fixed(4_000))
+    users = replace(USERS, users=60, document_share=0.0, chat_tokens=Fixed(4_000))
     users = replace(users, chat_output_tokens=Fixed(2_000))
     targets = parse_targets("ttft_p95=2s")
     engine = EngineConfig(max_model_len=8_192, num_gpu_blocks_override=1_025)
@@ -398,7 +398,7 @@ def test_pools_meet_the_same_targets_and_have_a_price(capsys: pytest.CaptureFixt
     busy = [judged["busy"] for judged in told["around"]["2"]]
     assert alike["per_busy_gpu_hour"] == pytest.approx(12 / (2 * sum(busy) / 3))
     # The same pools in the simulator meet the targets, one engine fewer does not.
-    users, seed = Users(users=100, document_tokens=Fixed(32_000)), 0
+    users, seed = USERS, 0
     judged_s = JudgedWindow(30, 120)
     for count, met in ((sum(split), True), (sum(split) - 1, False)):
         fleets = [Scenario(LLAMA, count, pools=(p, count - p)) for p in range(1, count)]
@@ -418,6 +418,24 @@ def test_pools_that_never_meet_the_targets_are_named(capsys: pytest.CaptureFixtu
     assert run(f"{line} --json", capsys)["pools"]["prefill"] is None
     assert main(line.split()) == 0
     assert "GPUs do not meet the targets either" in " ".join(capsys.readouterr().out.split())
+
+
+def test_pools_meet_what_no_mixed_fleet_meets(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each mixed engine computes a document now and then, and its answers stop meanwhile."""
+    line = f"{SMALL} --users 200 --quick --slo stall_p95=40ms"
+    assert main(line.split()) == 2
+    refusal = capsys.readouterr().err.strip().removeprefix("forebay size: ")
+    assert "--slo: not met with 16 GPUs either" in refusal
+    told = run(f"{line} --pools --price-per-gpu-hour 3 --json", capsys)
+    assert (told["recommended_gpus"], told["not_met"], told["cost"]) == (None, refusal, None)
+    assert (told["pools"]["prefill"], told["pools"]["decode"]) == (2, 2)
+    assert told["pools"]["cost"]["per_hour"] == 15
+    assert main([*line.split(), "--pools"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"no number of GPUs that both prefill and decode meets the targets: {refusal}\n"
+    )
+    assert "2 GPUs for prefills and 2 for decodes, 4 in all, busy 74% of the time" in said
 
 
 def test_equal_answers_whatever_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,7 +464,7 @@ def test_the_first_line_says_that_step_times_are_unchecked(
 ) -> None:
     """Dense models in block FP8 were not served by others."""
     blocks = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["Qwen/Qwen3-8B"] | blocks))
+    write_config(tmp_path, "Qwen/Qwen3-8B", **blocks)
     words = f"{SMALL} --quick --model {tmp_path}"
     assert main(words.split()) == 0
     told = " ".join(capsys.readouterr().out.split())
@@ -460,9 +478,7 @@ def test_the_first_line_says_that_step_times_are_unchecked(
 
 def test_the_cap_on_prefills_can_be_given() -> None:
     """README, `tune` and `simulate` are built round it, and two of six answers depend on it."""
-    asked = SizeArguments(
-        users=10, document_tokens="1000", max_num_seqs=64, long_prefill_token_threshold=2048
-    )
+    asked = SizeArguments(max_num_seqs=64, long_prefill_token_threshold=2048)
     engine = asked.scenario(ModelFlags()).engine
     assert engine.long_prefill_token_threshold == 2048
     assert list(changed_words(engine)) == [
@@ -472,10 +488,16 @@ def test_the_cap_on_prefills_can_be_given() -> None:
     assert list(changed_words(other)) == ["--enable-lora", "--no-enable-prefix-caching"]
 
 
+def test_a_proxys_file_needs_no_servers_to_be_sized(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.yaml"
+    path.write_text("buckets: [{name: only, up_to: 131072, target: 3s}]\n")
+    scenario = SizeArguments(config=path).scenario(ModelFlags())
+    assert [bucket.name for bucket in scenario.buckets()] == ["only"]
+
+
 def test_what_is_not_counted_is_said(tmp_path: Path) -> None:
     assert "no wait for --max-loras" in str(EngineConfig(enable_lora=True).constants_remark())
-    config = CONFIGS["google/gemma-3-27b-it"] | {"vision_config": {"hidden_size": 1152}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path, "google/gemma-3-27b-it", vision_config={"hidden_size": 1152})
     tower = "a tower for images or sounds needs memory, which is not counted"
     assert tower in str(EngineConfig(str(tmp_path), "h200").constants_remark())
 
@@ -497,7 +519,7 @@ class Refusing(JobRunner):
         self._left = answered
         self._later = later
 
-    def start(self, work: Any, job: Any) -> "Future[Any]":
+    def start(self, work: Any, *job: Any) -> "Future[Any]":
         done: Future[Any] = Future()
         self._left -= 1
         if self._left >= 0:
@@ -512,7 +534,7 @@ class Refusing(JobRunner):
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("answered", [0, 2])
 def test_a_refused_point_of_the_plot_costs_no_answer(answered: int, later: bool) -> None:
-    users = Users(users=40)
+    users = replace(USERS, users=40)
     (curve,) = curves(
         users, Scenario(LLAMA, 1), TARGETS, Refusing(answered, later), sizes=[8_000], seed=0
     )
@@ -583,18 +605,6 @@ def test_bad_input(
     assert not (tmp_path / "new").exists()
 
 
-def write(folder: Path, name: str, **changed: Any) -> str:
-    config = {**CONFIGS[name], **changed}
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v}))
-    return str(folder / "config.json")
-
-
-def test_a_config_json_is_simulated_as_the_built_in_model(tmp_path: Path) -> None:
-    read = find_model(write(tmp_path, "meta-llama/Llama-3.1-8B"))
-    assert replace(read, name=LLAMA_3_8B.name) == LLAMA_3_8B
-    assert EngineConfig(model=str(tmp_path)).kv_budget.blocks == LLAMA.kv_budget.blocks
-
-
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
@@ -611,7 +621,7 @@ def test_a_config_json_that_cannot_be_sized(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = write(tmp_path, name, **changed)
+    path = write_config(tmp_path, name, **changed)
     line = f"size --jobs 1 --users 5 --document-tokens 100 --model {path}"
     assert main(line.split()) == 2
     assert said in capsys.readouterr().err
