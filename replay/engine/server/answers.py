@@ -62,27 +62,47 @@ class AnswerOrigin:
         return b'"system_fingerprint":"vllm-%b-simulated"' % self.version.encode()
 
 
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """One answer, as it is before its first token.
+
+    Attributes:
+        created: Unix time, seconds.
+        whole_blocks: the prompt's tokens in full, cacheable blocks.
+    """
+
+    call: Call
+    id: str
+    created: int
+    origin: AnswerOrigin
+    whole_blocks: int
+
+    def head(self, kind: bytes) -> bytes:
+        """Return the first fields of an object of this kind."""
+        return b'{"id":%b,"object":"%b","created":%d,"model":%b,' % (
+            orjson.dumps(self.id),
+            kind,
+            self.created,
+            orjson.dumps(self.origin.model),
+        )
+
+    def cache_writes(self, cached: int) -> int:
+        """Return the prompt's tokens that entered the cache, of which `cached` were in it."""
+        return max(0, self.whole_blocks - cached)
+
+
 class Chunks:
     """The events of one streamed answer. `done` is the last event."""
 
-    __slots__ = ("_call", "_head", "_origin", "_whole_blocks", "after", "before")
+    __slots__ = ("_answer", "_call", "_head", "after", "before")
 
     done = DONE
 
-    def __init__(
-        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
-    ) -> None:
-        """Create the chunks. `whole_blocks` are the prompt's tokens in full, cacheable blocks."""
-        self._call = call
-        self._origin = origin
-        self._whole_blocks = whole_blocks
+    def __init__(self, answer: ServedAnswer) -> None:
+        self._answer = answer
+        self._call = call = answer.call
         kind = b"chat.completion.chunk" if call.chat else b"text_completion"
-        self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % (
-            orjson.dumps(answer_id),
-            kind,
-            created,
-            orjson.dumps(origin.model),
-        )
+        self._head = b"data: " + answer.head(kind)
         choice = self._head + b'"choices":[{"index":0,'
         if call.chat:
             self.before = choice + b'"delta":{"content":"'
@@ -121,7 +141,7 @@ class Chunks:
                 b'","logprobs":null,"finish_reason":"%b","stop_reason":null,'
                 b'"prompt_token_ids":null,"token_ids":null}]'
             )
-        signed = b"," + self._origin.fingerprint
+        signed = b"," + self._answer.origin.fingerprint
         tail = (b"" if self._call.include_usage else signed) + b"}\n\n"
         after %= reason.encode()
         return self.before + text + after + self._running_usage(produced) + tail
@@ -130,9 +150,9 @@ class Chunks:
         """Return the closing usage chunk, empty unless the client asked for it."""
         if not self._call.include_usage:
             return b""
-        details = b""
-        if self._origin.tells_cached:
-            cache_writes = b',"created_cache_tokens":%d' % max(0, self._whole_blocks - cached)
+        details, origin = b"", self._answer.origin
+        if origin.tells_cached:
+            cache_writes = b',"created_cache_tokens":%d' % self._answer.cache_writes(cached)
             details = b',"prompt_tokens_details":{"cached_tokens":%d%b}' % (
                 cached,
                 cache_writes if self._call.chat else b"",
@@ -141,7 +161,7 @@ class Chunks:
             self._head
             + b'"choices":[],"usage":{%b%b},'
             % (_counts(self._call.prompt.tokens, produced), details)
-            + self._origin.fingerprint
+            + origin.fingerprint
             + b"}\n\n"
         )
 
@@ -154,28 +174,19 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """The parts of an answer that is not streamed, with `whole_blocks` as in `Chunks`."""
+    """An answer that is not streamed."""
 
-    call: Call
-    answer_id: str
-    created: int
-    origin: AnswerOrigin
+    begun: ServedAnswer
     text: bytes
     produced: int
     cached: int
     reason: str
-    whole_blocks: int
 
 
 def whole_answer(answer: WholeAnswer) -> bytes:
     """Return the body of a completion or a chat completion."""
-    call, origin = answer.call, answer.origin
-    head = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":0,' % (
-        orjson.dumps(answer.answer_id),
-        b"chat.completion" if call.chat else b"text_completion",
-        answer.created,
-        orjson.dumps(origin.model),
-    )
+    call, origin = answer.begun.call, answer.begun.origin
+    head = answer.begun.head(b"chat.completion" if call.chat else b"text_completion")
     ends = b'"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null,'
     ends %= answer.reason.encode()
     # A chat and a completion have other keys, in vLLM's order.
@@ -195,7 +206,7 @@ def whole_answer(answer: WholeAnswer) -> bytes:
     # Usage ends the answer. Cache writes are counted for chats only.
     details = b"null"
     if origin.tells_cached:
-        cache_writes = b"%d" % max(0, answer.whole_blocks - answer.cached) if call.chat else b"null"
+        cache_writes = b"%d" % answer.begun.cache_writes(answer.cached) if call.chat else b"null"
         details = b'{"cached_tokens":%d,"created_cache_tokens":%b,"multimodal_tokens":null}' % (
             answer.cached,
             cache_writes,
@@ -206,6 +217,7 @@ def whole_answer(answer: WholeAnswer) -> bytes:
     )
     return (
         head
+        + b'"choices":[{"index":0,'
         + choice
         + b'"service_tier":null,'
         + origin.fingerprint

@@ -18,6 +18,7 @@ from forebay.replay.engine.server.answers import (
     DONE,
     AnswerOrigin,
     Chunks,
+    ServedAnswer,
     WholeAnswer,
     ending_of,
     text_between,
@@ -81,7 +82,13 @@ class Generator:
         check_length(call.prompt, config.context)
         if why := loop.unavailable():
             raise unavailable(why)
-        named = self._answer_id(http, call.request_id, api.kind), int(time.time())
+        answer = ServedAnswer(
+            call,
+            self._answer_id(http, call.request_id, api.kind),
+            int(time.time()),
+            self._origin,
+            self._whole_blocks(call),
+        )
         generation = Generation(call.prompt, config.seed or 0)
         if not call.stream:
             collected = Collected()
@@ -89,12 +96,15 @@ class Generator:
             await self._run(api, http, call, request)
             if collected.error is not None:
                 raise collected.error
-            answer = self._whole(api, call, named, generation, request)
-            return web.Response(body=answer, headers=self.with_request_id(http, JSON))
+            sink = request.sink
+            text = text_between(generation, 0, sink.produced, sink.reason)
+            cached = max(0, request.cached_tokens)
+            whole = WholeAnswer(answer, text, sink.produced, cached, sink.reason)
+            return web.Response(body=api.whole(whole), headers=self.with_request_id(http, JSON))
         # vLLM, too, sends the status before the first token.
         response = web.StreamResponse(headers=self.with_request_id(http, EVENTS))
         writer = await response.prepare(http)
-        chunks = api.chunks(call, *named, self._origin, self._whole_blocks(call))
+        chunks = api.chunks(answer)
         stream = self._stream(http, call, chunks, generation)
         if opening := chunks.opening():
             stream.write(stream.frame(opening))
@@ -111,28 +121,6 @@ class Generator:
                 stream.write(stream.closing_events)
         await response.write_eof()
         return response
-
-    def _whole(
-        self,
-        api: Api,
-        call: Call,
-        named: tuple[str, int],
-        generation: Generation,
-        request: EngineRequest,
-    ) -> bytes:
-        """Return the body of an answer that is not streamed."""
-        sink = request.sink
-        answer = WholeAnswer(
-            call,
-            *named,
-            self._origin,
-            text_between(generation, 0, sink.produced, sink.reason),
-            sink.produced,
-            max(0, request.cached_tokens),
-            sink.reason,
-            self._whole_blocks(call),
-        )
-        return api.whole(answer)
 
     async def _run(self, api: Api, http: web.Request, call: Call, request: EngineRequest) -> None:
         """Pass a request through the API server into the engine, and wait for its end.

@@ -3,6 +3,7 @@
 import hmac
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import partial
 from random import Random
 
@@ -121,7 +122,7 @@ class _Pages:
         config = self._options.kv_events
         publishes = config is not None and config.publishes
         sources = (
-            {str(rank): config.of_rank(rank).as_dict() for rank in range(len(self._loop.loops))}
+            {str(rank): asdict(config.of_rank(rank)) for rank in range(len(self._loop.loops))}
             if config and publishes
             else {}
         )

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.answers import AnswerOrigin, Chunks, WholeAnswer
+from forebay.replay.engine.server.answers import Chunks, ServedAnswer, WholeAnswer
 from forebay.replay.engine.server.api_errors import EngineApiError, invalid, shown
 from forebay.replay.engine.server.protocol import Call, read_call
 
@@ -28,15 +28,12 @@ def read_messages(body: dict[str, Any], *, served_name: str) -> Call:
 class MessageChunks(Chunks):
     """The events of one streamed message."""
 
-    __slots__ = ("_answer_id", "_open", "_reason")
+    __slots__ = ("_open", "_reason")
 
     done = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
-    def __init__(
-        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
-    ) -> None:
-        super().__init__(call, answer_id, created, origin, whole_blocks)
-        self._answer_id = answer_id
+    def __init__(self, answer: ServedAnswer) -> None:
+        super().__init__(answer)
         self._open = False  # the content block has begun
         self._reason = "stop"
         self.before = (
@@ -47,11 +44,11 @@ class MessageChunks(Chunks):
 
     def role(self) -> bytes:
         message: dict[str, Any] = {
-            "id": self._answer_id,
+            "id": self._answer.id,
             "type": "message",
             "role": "assistant",
             "content": [],
-            "model": self._origin.model,
+            "model": self._answer.origin.model,
             "stop_reason": None,
             "stop_sequence": None,
             "usage": {"input_tokens": self._call.prompt.tokens, "output_tokens": 0},
@@ -75,21 +72,20 @@ class MessageChunks(Chunks):
     def usage(self, produced: int, cached: int) -> bytes:
         ended = _event("content_block_stop", index=0) if self._open else b""
         delta = {"stop_reason": STOP_REASONS.get(self._reason), "stop_sequence": None}
-        usage = _usage(self._call, self._origin, produced, cached, self._whole_blocks)
+        usage = _usage(self._answer, produced, cached)
         return ended + _event("message_delta", delta=delta, usage=usage)
 
 
 def whole_message(answer: WholeAnswer) -> bytes:
     """Return the body of a message that is not streamed."""
-    usage = _usage(answer.call, answer.origin, answer.produced, answer.cached, answer.whole_blocks)
     body = {
-        "id": answer.answer_id,
+        "id": answer.begun.id,
         "type": "message",
         "role": "assistant",
         "content": [{"type": "text", "text": answer.text.decode()}],
-        "model": answer.origin.model,
+        "model": answer.begun.origin.model,
         "stop_reason": STOP_REASONS.get(answer.reason),
-        "usage": usage,
+        "usage": _usage(answer.begun, answer.produced, answer.cached),
     }
     return orjson.dumps({key: value for key, value in body.items() if value is not None})
 
@@ -99,15 +95,14 @@ def message_error(error: EngineApiError) -> bytes:
     return orjson.dumps({"type": "error", "error": {"type": error.kind, "message": str(error)}})
 
 
-def _usage(
-    call: Call, origin: AnswerOrigin, produced: int, cached: int, whole_blocks: int
-) -> dict[str, int]:
+def _usage(answer: ServedAnswer, produced: int, cached: int) -> dict[str, int]:
     """Count input tokens without tokens that were read from the cache or written to it."""
-    if not origin.tells_cached:
-        return {"input_tokens": call.prompt.tokens, "output_tokens": produced}
-    cache_writes = max(0, whole_blocks - cached)
+    prompt = answer.call.prompt.tokens
+    if not answer.origin.tells_cached:
+        return {"input_tokens": prompt, "output_tokens": produced}
+    cache_writes = answer.cache_writes(cached)
     return {
-        "input_tokens": max(0, call.prompt.tokens - cached - cache_writes),
+        "input_tokens": max(0, prompt - cached - cache_writes),
         "output_tokens": produced,
         "cache_creation_input_tokens": cache_writes,
         "cache_read_input_tokens": cached,

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from forebay.replay.engine.server.answers import AnswerOrigin, Chunks, WholeAnswer
+from forebay.replay.engine.server.answers import Chunks, ServedAnswer, WholeAnswer
 from forebay.replay.engine.server.api_errors import EngineApiError, bad_value, invalid, shown
 from forebay.replay.engine.server.protocol import Call, read_call
 
@@ -41,22 +41,19 @@ def read_responses(body: dict[str, Any], *, served_name: str) -> Call:
 class ResponseChunks(Chunks):
     """The events of one streamed response, numbered from 0."""
 
-    __slots__ = ("_answer_id", "_created", "_item", "_number", "_reason", "_text")
+    __slots__ = ("_item", "_number", "_reason", "_text")
 
     done = b""
 
-    def __init__(
-        self, call: Call, answer_id: str, created: int, origin: AnswerOrigin, whole_blocks: int
-    ) -> None:
-        super().__init__(call, answer_id, created, origin, whole_blocks)
-        self._answer_id, self._created = answer_id, created
-        self._item = _item_id(answer_id)
+    def __init__(self, answer: ServedAnswer) -> None:
+        super().__init__(answer)
+        self._item = _item_id(answer.id)
         self._number = 0
         self._reason = "stop"
         self._text = bytearray()
 
     def opening(self) -> bytes:
-        begun = _response(self._call, self._answer_id, self._created, self._origin)
+        begun = _response(self._answer)
         first = self._event("response.created", response=begun)
         return first + self._event("response.in_progress", response=begun)
 
@@ -83,11 +80,7 @@ class ResponseChunks(Chunks):
         events += self._of_part("response.content_part.done", part=_part(text))
         item = _item(self._item, text)
         events += self._event("response.output_item.done", output_index=0, item=item)
-        whole = {
-            **_response(self._call, self._answer_id, self._created, self._origin),
-            **_end(self._call, self._item, text, self._reason),
-            "usage": _usage(self._call, produced, cached, self._whole_blocks),
-        }
+        whole = _ended(self._answer, text, self._reason, produced, cached)
         return events + self._event("response.completed", response=whole)
 
     def _of_part(self, kind: str, **fields: Any) -> bytes:
@@ -102,33 +95,34 @@ class ResponseChunks(Chunks):
 
 def whole_response(answer: WholeAnswer) -> bytes:
     """Return the body of a response that is not streamed."""
-    call, id_ = answer.call, answer.answer_id
-    return orjson.dumps(
-        {
-            **_response(call, id_, answer.created, answer.origin),
-            **_end(call, _item_id(id_), answer.text.decode(), answer.reason),
-            "usage": _usage(call, answer.produced, answer.cached, answer.whole_blocks),
-        }
-    )
+    text = answer.text.decode()
+    return orjson.dumps(_ended(answer.begun, text, answer.reason, answer.produced, answer.cached))
 
 
-def _response(call: Call, answer_id: str, created: int, origin: AnswerOrigin) -> dict[str, Any]:
+def _response(answer: ServedAnswer) -> dict[str, Any]:
     """Return a response that has begun."""
     return {
-        "id": answer_id, "created_at": created, "incomplete_details": None, "instructions": None,
-        "metadata": None, "model": origin.model, "object": "response", "output": [],
-        "parallel_tool_calls": True, "temperature": 1.0, "tool_choice": "auto", "tools": [],
-        "top_p": 1.0, "background": False, "max_output_tokens": call.max_tokens,
+        "id": answer.id, "created_at": answer.created, "incomplete_details": None,
+        "instructions": None, "metadata": None, "model": answer.origin.model,
+        "object": "response", "output": [], "parallel_tool_calls": True, "temperature": 1.0,
+        "tool_choice": "auto", "tools": [], "top_p": 1.0, "background": False,
+        "max_output_tokens": answer.call.max_tokens,
         "max_tool_calls": None, "previous_response_id": None, "prompt": None, "reasoning": None,
         "service_tier": "auto", "status": "in_progress", "text": None, "top_logprobs": None,
         "truncation": "disabled", "usage": None, "user": None,
     }  # fmt: skip
 
 
-def _end(call: Call, item_id: str, text: str, reason: str) -> dict[str, Any]:
+def _ended(
+    answer: ServedAnswer, text: str, reason: str, produced: int, cached: int
+) -> dict[str, Any]:
     cut = {"reason": "max_output_tokens"} if reason == "length" else None
-    status = "incomplete" if cut else "completed"
-    return {"incomplete_details": cut, "output": [_item(item_id, text)], "status": status}
+    return _response(answer) | {
+        "incomplete_details": cut,
+        "output": [_item(_item_id(answer.id), text)],
+        "status": "incomplete" if cut else "completed",
+        "usage": _usage(answer, produced, cached),
+    }
 
 
 def _item_id(answer_id: str) -> str:
@@ -145,13 +139,13 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
 
 
-def _usage(call: Call, produced: int, cached: int, whole_blocks: int) -> dict[str, Any]:
+def _usage(answer: ServedAnswer, produced: int, cached: int) -> dict[str, Any]:
     """Count tokens. vLLM reports cached tokens here without --enable-prompt-tokens-details, too."""
-    prompt = call.prompt.tokens
+    prompt = answer.call.prompt.tokens
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": cached, "cache_write_tokens": max(0, whole_blocks - cached),
+            "cached_tokens": cached, "cache_write_tokens": answer.cache_writes(cached),
             "input_tokens_per_turn": [], "cached_tokens_per_turn": [],
         },
         "output_tokens": produced,
