@@ -8,11 +8,11 @@ lie in `calibration/data/`. `forebay engine fit` writes more and `--calibration`
 import difflib
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 from forebay.replay.engine.hardware.specs import GpuSpec, ModelSpec
 from forebay.replay.engine.timing.api_server import ServerTimes
@@ -57,6 +57,21 @@ takes longer, and its launch hides behind the GPU's work or not: one depth canno
 
 
 @dataclass(frozen=True, slots=True)
+class Constant:
+    """Unit and physical bounds of one constant. No share of a data sheet exceeds 1."""
+
+    unit: str
+    low: float
+    high: float
+
+
+Share = Annotated[float, Constant("share", 0.05, 1.0)]
+Seconds = Annotated[float, Constant("s", 0.0, 1.0)]
+SmallSeconds = Annotated[float, Constant("s", 0.0, 1e-2)]
+ServerSeconds = Annotated[float, Constant("s", 0.0, 10.0)]
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """Shares of the data sheet's rates that kernels reach, and fixed costs in seconds.
 
@@ -82,25 +97,25 @@ class Calibration:
         source: origin of the numbers.
     """
 
-    gemm_compute: float
-    gemm_bandwidth: float
-    roofline_power: float
-    prefill_compute: float
-    decode_bandwidth: float
-    step_s: float
-    sequence_s: float
-    chunk_s: float
-    layer_s: float
-    graph_launch_s: float
-    eager_launch_s: float
-    admit_s: float
-    admit_token_s: float
-    request_s: float
-    receive_token_s: float
-    tokenize_token_s: float
-    answer_s: float
-    answer_token_s: float
-    stream_token_s: float
+    gemm_compute: Share
+    gemm_bandwidth: Share
+    roofline_power: Annotated[float, Constant("power", 1.0, 20.0)]
+    prefill_compute: Share
+    decode_bandwidth: Share
+    step_s: Seconds
+    sequence_s: SmallSeconds
+    chunk_s: Annotated[float, Constant("s", 0.0, 1e-1)]
+    layer_s: SmallSeconds
+    graph_launch_s: SmallSeconds
+    eager_launch_s: SmallSeconds
+    admit_s: Seconds
+    admit_token_s: SmallSeconds
+    request_s: ServerSeconds
+    receive_token_s: SmallSeconds
+    tokenize_token_s: SmallSeconds
+    answer_s: ServerSeconds
+    answer_token_s: SmallSeconds
+    stream_token_s: SmallSeconds
     source: str
 
     def server_times(self) -> ServerTimes:
@@ -108,37 +123,10 @@ class Calibration:
         return ServerTimes(**{name: getattr(self, name) for name in SERVER_TIMES})
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Unit and physical bounds of one constant. No share of a data sheet exceeds 1."""
-
-    unit: str
-    low: float
-    high: float
-
-
-_SHARE = Constant("share", 0.05, 1.0)
-_TOKEN = Constant("s", 0.0, 1e-2)
 CONSTANTS: dict[str, Constant] = {
-    "gemm_compute": _SHARE,
-    "gemm_bandwidth": _SHARE,
-    "roofline_power": Constant("power", 1.0, 20.0),
-    "prefill_compute": _SHARE,
-    "decode_bandwidth": _SHARE,
-    "step_s": Constant("s", 0.0, 1.0),
-    "sequence_s": Constant("s", 0.0, 1e-2),
-    "chunk_s": Constant("s", 0.0, 1e-1),
-    "layer_s": Constant("s", 0.0, 1e-2),
-    "graph_launch_s": Constant("s", 0.0, 1e-2),
-    "eager_launch_s": Constant("s", 0.0, 1e-2),
-    "admit_s": Constant("s", 0.0, 1.0),
-    "admit_token_s": _TOKEN,
-    "request_s": Constant("s", 0.0, 10.0),
-    "receive_token_s": _TOKEN,
-    "tokenize_token_s": _TOKEN,
-    "answer_s": Constant("s", 0.0, 10.0),
-    "answer_token_s": _TOKEN,
-    "stream_token_s": _TOKEN,
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Calibration, include_extras=True).items()
+    if hint is not str
 }
 _TEXTS = ("model", "gpu", "date", "source", "checked")
 _KEYS = ("format", *_TEXTS, "constants", "fitted", "points")
@@ -298,6 +286,3 @@ def calibration_for(source: Path | Calibration | None, model: str, gpu: str) -> 
 def measured_elsewhere(file: CalibrationFile, gpu: str) -> str | None:
     """Return a remark if the constants of `file` were not measured on `gpu`, else None."""
     return None if file.gpu == gpu else f"constants measured on {file.gpu}; not on {gpu}"
-
-
-assert tuple(CONSTANTS) == tuple(constant.name for constant in fields(Calibration))[:-1]
