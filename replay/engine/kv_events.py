@@ -4,8 +4,8 @@ This module has the events and their option, `kv_publisher` sends them. A prefix
 The hashes are this engine's own 64-bit block hashes: chained like vLLM's, but never equal to them.
 """
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
 
 import orjson
 
@@ -40,12 +40,11 @@ class KvEventsConfig:
     topic: str = ""
 
     def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
-            value = getattr(self, name)
-            optional = name in ("publisher", "replay_endpoint")
+        for name, hint in get_type_hints(KvEventsConfig).items():
+            value, kinds = getattr(self, name), get_args(hint) or (hint,)
             # isinstance would accept a bool as an int.
-            if type(value) is not kind and not (value is None and optional):
-                raise InputError(f"{FLAG} {name}: {value!r} is not of type {kind.__name__}")
+            if type(value) not in kinds:
+                raise InputError(f"{FLAG} {name}: {value!r} is not of type {kinds[0].__name__}")
         if self.publisher is None:
             chosen = "zmq" if self.enable_kv_cache_events else "null"
             object.__setattr__(self, "publisher", chosen)
@@ -70,10 +69,6 @@ class KvEventsConfig:
             replay_endpoint=_moved("replay_endpoint", replay, rank) if replay else None,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the answer to GET /kv_event_sources."""
-        return asdict(self)
-
 
 def _moved(name: str, address: str, rank: int) -> str:
     host, _, port = address.rpartition(":")
@@ -85,18 +80,6 @@ def _moved(name: str, address: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}"
 
 
-_KINDS = {
-    "enable_kv_cache_events": bool,
-    "publisher": str,
-    "endpoint": str,
-    "replay_endpoint": str,
-    "buffer_steps": int,
-    "hwm": int,
-    "max_queue_size": int,
-    "topic": str,
-}
-
-
 def parse_kv_events(text: str) -> KvEventsConfig:
     """Parse the JSON object of `--kv-events-config` (InputError: not JSON, or a wrong value)."""
     try:
@@ -105,8 +88,9 @@ def parse_kv_events(text: str) -> KvEventsConfig:
         raise InputError(f"{FLAG}: not JSON ({error})") from None
     if not isinstance(values, dict):
         raise InputError(f'{FLAG}: give a JSON object such as {{"enable_kv_cache_events": true}}')
-    if unknown := values.keys() - _KINDS.keys():
-        raise InputError(f"{FLAG}: no such key {min(unknown)!r}; known are {', '.join(_KINDS)}")
+    keys = [field.name for field in fields(KvEventsConfig)]
+    if unknown := values.keys() - {*keys}:
+        raise InputError(f"{FLAG}: no such key {min(unknown)!r}; known are {', '.join(keys)}")
     return KvEventsConfig(**values)
 
 

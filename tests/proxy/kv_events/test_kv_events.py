@@ -7,7 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -72,7 +72,7 @@ class Scene:
             seed=1, time_scale=1_000.0, num_gpu_blocks_override=POOL, max_model_len=4_096
         )
         options = ServerOptions(
-            kv_events_config=json.dumps(kv_events.as_dict()),
+            kv_events_config=json.dumps(asdict(kv_events)),
             server_dev_mode=True,
             enable_prompt_tokens_details=True,
         )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 
 import aiohttp
 import pytest
@@ -27,7 +28,7 @@ async def start_server(stack: AsyncExitStack, base: int) -> str:
     config = EngineConfig(seed=1, time_scale=0.1, max_model_len=8_192)
     events = KvEventsConfig(True, endpoint=f"tcp://*:{base}", topic="kv")
     options = ServerOptions(
-        kv_events_config=json.dumps(events.as_dict()),
+        kv_events_config=json.dumps(asdict(events)),
         server_dev_mode=True,
         data_parallel_size=RANKS,
         enable_prompt_tokens_details=True,

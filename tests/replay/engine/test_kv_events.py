@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def serve(config: KvEventsConfig, scene: Scene) -> None:
     """`scene` against an engine in real time: ZeroMQ's threads know no other."""
 
     async def main() -> None:
-        options = ServerOptions(kv_events_config=json.dumps(config.as_dict()), server_dev_mode=True)
+        options = ServerOptions(kv_events_config=json.dumps(asdict(config)), server_dev_mode=True)
         engine_config = EngineConfig(seed=1, time_scale=1_000.0)
         async with asyncio.timeout(WAIT_S * 2):
             async with start_engine(engine_config, options=options) as engine:
@@ -311,7 +312,7 @@ def test_a_bad_option_is_named(given: str, says: str) -> None:
 
 def test_the_defaults_are_vllms() -> None:
     config = parse_kv_events('{"enable_kv_cache_events": true}')
-    assert orjson.loads(orjson.dumps(config.as_dict())) == {
+    assert orjson.loads(orjson.dumps(asdict(config))) == {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": "tcp://*:5557",
