@@ -7,6 +7,7 @@ would not start: the option, its value and the remedy.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from forebay.replay.engine.hardware.gpu_sheet import features_of
 from forebay.replay.engine.hardware.kv_layout import KV_VALUE_BYTES, KvLayout
@@ -17,6 +18,7 @@ from forebay.replay.engine.vllm_versions import NEWEST, VllmRelease
 from forebay.traces.ground.errors import InputError
 
 TP = "--tensor-parallel-size"
+Part = TypeVar("Part", Heads | None, Mixture | None, Recurrent | None)
 _GROUP = 128
 """Weights that share a scale in most AWQ and GPTQ checkpoints."""
 _INT4_BITS = 4 + (16 + 4) / _GROUP
@@ -161,39 +163,20 @@ def rank_of(model: ModelSpec, ranks: int) -> ModelSpec:
         kv_heads=-(-model.kv_heads // ranks),
         ffn=model.ffn // ranks,
         vocab=-(-model.vocab // ranks),
-        mixture=_share(model.mixture, ranks),
-        near=_near_share(model.near, ranks),
-        state=_state_share(model.state, ranks),
+        mixture=_share(model.mixture, ranks, ("width", "shared_width", "dense")),
+        near=_share(model.near, ranks, ("heads",), ("kv_heads",)),
+        state=_share(model.state, ranks, ("inputs", "inner", "channels", "numbers"), ("groups",)),
         ranks=ranks,
     )
 
 
-def _near_share(heads: Heads | None, ranks: int) -> Heads | None:
-    if heads is None:
+def _share(part: Part, ranks: int, divided: Sequence[str], rounded_up: Sequence[str] = ()) -> Part:
+    """Return a part of a model, if it has the part, with these sizes divided among GPUs."""
+    if part is None:
         return None
-    return replace(heads, heads=heads.heads // ranks, kv_heads=-(-heads.kv_heads // ranks))
-
-
-def _state_share(state: Recurrent | None, ranks: int) -> Recurrent | None:
-    if state is None:
-        return None
-    names = ("inputs", "inner", "channels", "numbers")
-    return replace(
-        state,
-        groups=-(-state.groups // ranks),
-        **{name: getattr(state, name) // ranks for name in names},
-    )
-
-
-def _share(mixture: Mixture | None, ranks: int) -> Mixture | None:
-    if mixture is None:
-        return None
-    return replace(
-        mixture,
-        width=mixture.width // ranks,
-        shared_width=mixture.shared_width // ranks,
-        dense=mixture.dense // ranks,
-    )
+    sizes = {name: getattr(part, name) // ranks for name in divided}
+    sizes |= {name: -(-getattr(part, name) // ranks) for name in rounded_up}
+    return replace(part, **sizes)
 
 
 def served_model(model: ModelSpec, quantization: str | None, kv_cache_dtype: str) -> ModelSpec:
