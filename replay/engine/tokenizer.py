@@ -53,12 +53,17 @@ class Prompt:
 
     def block_hashes(self, block_size: int = 16, salt: str | None = None) -> list[int]:
         """Return chained hashes of the full blocks, different for each `salt`."""
-        data, width = self.data, block_size * BYTES_PER_TOKEN
-        digest, before, hashes = xxh3_64_intdigest, salt_seed(salt), []
-        for start in range(0, len(data) - width + 1, width):
-            before = digest(data[start : start + width], before)
-            hashes.append(before)
-        return hashes
+        width = block_size * BYTES_PER_TOKEN
+        return chained_hashes(self.data[: len(self.data) // width * width], width, salt_seed(salt))
+
+
+def chained_hashes(data: bytes, width: int, before: int = 0) -> list[int]:
+    """Return the hash of each piece of `width` bytes, chained to the hash of the piece before."""
+    digest, hashes = xxh3_64_intdigest, list[int]()
+    for start in range(0, len(data), width):
+        before = digest(data[start : start + width], before)
+        hashes.append(before)
+    return hashes
 
 
 def salt_seed(salt: str | None) -> int:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def _record(case: SweepCase, simulated: Simulated, summary: dict[str, Any]) -> d
         "proxy": scenario.proxy.model_dump(mode="json", exclude={"upstream_api_key"}),
         "slos": [asdict(slo) for slo in case.slos],
         "buckets": [asdict(bucket) for bucket in scenario.buckets()],
-        "versions": {"python": platform.python_version(), "forebay": _version("forebay")},
+        "versions": {"python": platform.python_version(), "forebay": version("forebay")},
         "cpu_s": simulated.cpu_s,
         "definitions": DEFINITIONS,
     }
@@ -161,10 +161,3 @@ def _trace(trace: Path | Sequence[TraceRequest]) -> dict[str, str | None]:
         return {"path": str(trace), "sha256": None}
     source = TraceSource(trace)
     return {"path": source.name, "sha256": source.sha256()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

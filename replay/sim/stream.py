@@ -14,7 +14,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from forebay.replay.plan.schedule import Schedule, make_schedule
+from forebay.replay.plan.schedule import Schedule
 from forebay.replay.plan.slo import SESSION
 from forebay.replay.plan.source import TraceSource
 from forebay.replay.results.row import log_row
@@ -41,26 +41,13 @@ def stream_case(case: SweepCase) -> dict[str, Any]:
         raise InputError("--stream: give --rate or --speed; a --load needs all requests")
     if any(slo.metric == SESSION for slo in case.slos):
         raise InputError(f"--stream keeps no request: leave out --slo {SESSION}")
-    source = TraceSource(
-        workload.trace,
-        format_name=workload.format_name,
-        skip_bad=workload.skip_bad,
-        max_model_len=scenario.engine.context,
-        too_long=workload.too_long,
-    )
+    source = workload.trace_source(scenario.engine.context)
     # Read the trace once for the times of all arrivals, and again while it is played.
     scan = source.scan()
     source.check(scan, len(scan.arrivals_s))
     if scan.linked and workload.turns == "wait":
         raise InputError("--stream keeps no request that others wait for: give --turns trace")
-    schedule = make_schedule(
-        scan.arrivals_s,
-        workload.arrivals,
-        rate_per_s=workload.rate,
-        speed=workload.speed,
-        duration_s=workload.duration,
-        seed=workload.seed,
-    )
+    schedule = workload.schedule(scan.arrivals_s, workload.rate)
     del scan
     # Count each request when it ends, so that no request stays in memory.
     buckets, engines = scenario.buckets(), scenario.new_engines()

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from xxhash import xxh3_64_intdigest
-
+from forebay.replay.engine.tokenizer import BYTES_PER_TOKEN, chained_hashes
 from forebay.replay.plan.agenda import Agenda, link, root_pace, root_rate
 from forebay.replay.plan.options import TURNS
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals, Schedule, make_schedule
@@ -15,8 +14,6 @@ from forebay.replay.sim.turns import WaitingTurns
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.text import shared_text
-
-BYTES_PER_TOKEN = 4  # prompt text, of which only equal blocks matter here
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class SimWorkload:
 
     def source(self, context: int) -> list[TraceRequest]:
         """Read the rows of the trace, fitted to the model's context (InputError: a bad trace)."""
-        return self._source(context).rows(with_blocks)
+        return self.trace_source(context).rows(with_blocks)
 
     def requests(
         self, context: int, capacity_per_s: Callable[[Sequence[TraceRequest]], float]
@@ -67,13 +64,13 @@ class SimWorkload:
                 raise InputError("--load, --rate and --speed all set the pace; give one of them")
             if self.load <= 0:
                 raise InputError(f"--load {self.load:g} is not a number above 0")
-        source = self._source(context)
+        source = self.trace_source(context)
         rows = source.rows(with_blocks)
         if self.load is not None:
             rate = self.load * capacity_per_s(rows)
         if self.turns == "wait" and is_linked(rows):
             return self._sessions(link(rows, source.name, lenient=source.may_lack_rows), rate)
-        schedule = self._schedule([row.arrival_s for row in rows], rate)
+        schedule = self.schedule([row.arrival_s for row in rows], rate)
         # A simulation begins with the first arrival.
         first_s = schedule.times_s[0]
         paced = [
@@ -88,7 +85,8 @@ class SimWorkload:
         until_s = inf if self.duration is None else self.duration
         return lambda: WaitingTurns(rows, until_s=until_s)
 
-    def _source(self, context: int) -> TraceSource:
+    def trace_source(self, context: int) -> TraceSource:
+        """Return the reader of the trace for engines with this context."""
         return TraceSource(
             self.trace,
             format_name=self.format_name,
@@ -101,7 +99,7 @@ class SimWorkload:
         """Pace the roots of sessions, and move their turns with them."""
         rate = root_rate(agenda, rate)
         starts_s = [agenda.rows[root].arrival_s for root in agenda.roots]
-        schedule = self._schedule(starts_s, rate)
+        schedule = self.schedule(starts_s, rate)
         pace = root_pace(agenda, self.arrivals, rate, self.speed)
         dues_s = dict(zip(agenda.roots, schedule.times_s, strict=False))  # --duration leaves some
         paced = []
@@ -112,7 +110,8 @@ class SimWorkload:
                 paced.append(_at(row, dues_s[root] - schedule.times_s[0] + later_s))
         return paced, schedule.window_s
 
-    def _schedule(self, times_s: Sequence[float], rate: float | None) -> Schedule:
+    def schedule(self, times_s: Sequence[float], rate: float | None) -> Schedule:
+        """Return the times at which arrivals that were at `times_s` are due."""
         return make_schedule(
             times_s,
             self.arrivals,
@@ -138,11 +137,7 @@ def with_blocks(row: TraceRequest) -> TraceRequest:
     text = shared_text(row)
     if text is None or row.blocks is not None:
         return row
-    data, step, before = text.encode(), BLOCK_TOKENS * BYTES_PER_TOKEN, 0
-    ids: list[int] = []
-    for start in range(0, len(data), step):
-        before = xxh3_64_intdigest(data[start : start + step], before)
-        ids.append(before)
+    ids = chained_hashes(text.encode(), BLOCK_TOKENS * BYTES_PER_TOKEN)
     most = -(-row.input_tokens // BLOCK_TOKENS)
     return replace(
         row, text=None, messages=None, blocks=tuple(ids[:most]), block_tokens=BLOCK_TOKENS

@@ -6,9 +6,7 @@ bytes as a block has on average in this trace, because its real tokens are not k
 
 from collections.abc import Iterable
 
-from xxhash import xxh3_64_intdigest
-
-from forebay.replay.engine.tokenizer import hashes_of_ids
+from forebay.replay.engine.tokenizer import chained_hashes, hashes_of_ids
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.text import shared_text
 
@@ -30,12 +28,9 @@ class PromptHashes:
         text = _text_of(row)
         if text is None:
             return None
-        data, width, before = text.encode(), self._bytes_per_block, 0
-        hashes: list[int] = []
-        for start in range(0, len(data) - width + 1, width):
-            before = xxh3_64_intdigest(data[start : start + width], before)
-            hashes.append(before)
-        return hashes[: row.input_tokens // self._block_size]
+        data, width = text.encode(), self._bytes_per_block
+        blocks = min(len(data) // width, row.input_tokens // self._block_size)
+        return chained_hashes(data[: blocks * width], width)
 
 
 def _text_of(row: TraceRequest) -> str | None:
