@@ -157,7 +157,7 @@ class EngineLoop:
         finished = set(map(id, result.finished)) if result.finished else ()
         steady = 0  # requests with a token in the previous step too: one observation for all
         # The API server decodes the prompts behind first tokens, then it sends the later tokens.
-        for request in sorted(result.outputs, key=_has_later_token):
+        for request in sorted(result.outputs, key=lambda request: request.output_tokens > 1):
             last_s = request.last_token_s
             if last_s == last_end_s:
                 steady += 1
@@ -222,10 +222,6 @@ class EngineLoop:
         """Subtract the prompt of a request without a first token from the backlog."""
         if request.first_token_s < 0:
             self.backlog_tokens -= request.prompt_tokens
-
-
-def _has_later_token(request: EngineRequest) -> bool:
-    return request.output_tokens > 1
 
 
 def _hand_over(request: EngineRequest, produced: int, reason: str | None) -> None:

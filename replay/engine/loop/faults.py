@@ -77,13 +77,6 @@ def fault_help() -> str:
     )
 
 
-def _stop(stream: BreakableStream) -> None:
-    """Let the handler return and end the response properly."""
-    stream.dead = True
-    if not stream.done.done():
-        stream.done.set_result(None)
-
-
 def _error_event(stream: BreakableStream) -> None:
     """Fail like vLLM's second admission check: an error inside a 200, then [DONE]."""
     stream.fail(Unavailable.BACKLOG_FULL)
@@ -106,8 +99,10 @@ def _stall(stream: BreakableStream) -> None:
 
 
 def _truncate(stream: BreakableStream) -> None:
-    """End the response cleanly, but without [DONE]."""
-    _stop(stream)
+    """Let the handler return and end the response properly, but without [DONE]."""
+    stream.dead = True
+    if not stream.done.done():
+        stream.done.set_result(None)
 
 
 def _half_chunk(stream: BreakableStream) -> None:

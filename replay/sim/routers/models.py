@@ -121,9 +121,9 @@ class Ring(RouterModel):
                     break
         return places
 
-    def fair_load(self, share: float) -> float:
-        """Return `share` times the mean number in flight, including this request."""
-        return share * (sum(p.running for p in self.places) + 1) / len(self.places)
+    def fair_load(self) -> float:
+        """Return 1.25 times the mean number in flight, including this request."""
+        return 1.25 * (sum(p.running for p in self.places) + 1) / len(self.places)
 
 
 class ConsistentHash(Ring):
@@ -137,7 +137,7 @@ class BoundedHash(Ring):
     """KubeAI's CHWBL: the next engine on the ring with at most 1.25 times the mean in flight."""
 
     def choose(self, request: Request) -> EngineView:
-        around, most = self.around(request), self.fair_load(1.25)
+        around, most = self.around(request), self.fair_load()
         for place in around:
             if place.running <= most:
                 return place
@@ -154,7 +154,7 @@ class SmgPrefixHash(Ring):
     def choose(self, request: Request) -> EngineView:
         place = self.around(request)[0]
         mean = sum(p.running for p in self.places) / len(self.places)
-        if place.running > self.fair_load(1.25) and place.running > mean + 10:
+        if place.running > self.fair_load() and place.running > mean + 10:
             return self.least_running()
         return place
 
