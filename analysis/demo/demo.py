@@ -169,17 +169,16 @@ def _live(
     from forebay.replay.plan.options import ReplayOptions
     from forebay.replay.send.drain import run_on_fast_loop
 
-    trace = out / "trace.jsonl"
-    base = ReplayOptions(trace=rows, targets=(), out=out, seed=seed, force=force)
+    base = ReplayOptions(trace=out / "trace.jsonl", targets=(), out=out, seed=seed, force=force)
     run_s = rows[-1].arrival_s / fleet.time_scale
     talk(f"now live, on servers and sockets of this machine: two runs of about {run_s:.0f} s each")
     # Both sides replay the same trace, one after the other, each on new engines.
     try:
-        sides = run_on_fast_loop(lambda stop: side_by_side(trace, out, fleet, base, stop=stop))
+        ended = run_on_fast_loop(lambda stop: side_by_side(fleet, base, stop))
     except ServerFailed as error:
         print(f"forebay demo: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
-    if sides.proxied is None or sides.proxied.interrupted:
+    if not ended:
         print(f"forebay demo: interrupted; the finished measurements are in {out}", file=sys.stderr)
         raise typer.Exit(130)
     return _page(out, show=show)
