@@ -175,7 +175,7 @@ def _panel(
     else:
         low, high = 0.0, 1.0 if title == "in time" else max(values, default=1.0)
         ticks = [low, high / 2, high]
-        label = _percent if title == "in time" else _whole
+        label = "{:.0%}".format if title == "in time" else _whole
     x = svg.Scale(low, high, start, end, log=log)
     bottom = HEAD + ROW * len(figures)
     # Title, the twin's own error, the grid, then the marks.
@@ -206,10 +206,6 @@ def _mark(figure: Figure, x: svg.Scale, y: float, label: Label, *, present: bool
     shape = {"better": 2, "worse": 4, LEVEL: 1}.get(kind, 0)
     value = figure.value or 0.0
     return [*drawn, svg.mark(shape, x(value), y, kind, label(value))]
-
-
-def _percent(share: float, /) -> str:
-    return f"{share:.0%}"
 
 
 def _whole(value: float, /) -> str:

@@ -1,6 +1,7 @@
 """Show the answer: on a terminal of 80 columns, and as JSON."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from textwrap import fill, wrap
 from typing import Any
 
@@ -73,12 +74,7 @@ def _row_json(row: OtherwiseRow) -> dict[str, Any]:
         "lost": row.set_up.lost or None,
         "to_type": to_type(row.set_up),
         "figures": {
-            name: {
-                "value": figure.value,
-                "low": figure.low,
-                "high": figure.high,
-                "against": figure.against or None,
-            }
+            name: {**asdict(figure), "against": figure.against or None}
             for name, figure in row.figures.items()
         },
     }

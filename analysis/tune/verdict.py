@@ -111,7 +111,7 @@ def _sentence(best: OtherwiseRow, present: OtherwiseRow) -> str:
 
 def _named(names: Sequence[str]) -> list[str]:
     """Return the figures to name, the most important first, at most one for each bucket."""
-    ordered = sorted(names, key=lambda name: _rank(name))
+    ordered = sorted(names, key=_rank)
     chosen = {name.partition(".ttft")[0]: name for name in reversed(ordered)}
     return [name for name in ordered if name in chosen.values()][:MOST_NAMED]
 

@@ -168,7 +168,7 @@ class Flood(Study):
         return super().settings() | {"slos": slos, "seconds": self.duration}
 
     def sentence(self, rows: Sequence[Row]) -> str:
-        of = {name: [r for r in rows if r["way"] == name] for name in _names(rows)}
+        of = _by_way(rows)
         best = {name: max(row["goodput_per_s"] for row in mine) for name, mine in of.items()}
         last = {name: mine[-1] for name, mine in of.items()}
         knees = {name: _knee(mine) for name, mine in of.items()}
@@ -218,7 +218,7 @@ class Flood(Study):
     def plot(self, rows: Sequence[Row]) -> str:
         x = Axis("offered load, multiple of capacity", count_label, log=False)
         goodput = Axis("goodput, requests per second within their targets", count_label, log=False)
-        of = {name: [r for r in rows if r["way"] == name] for name in _names(rows)}
+        of = _by_way(rows)
         goodputs = [line(n, mine, "load", "goodput_per_s", zeros=True) for n, mine in of.items()]
         panels = [Panel(goodputs, x, goodput)]
         for key, title in (("ttft_p99_s", "TTFT p99"), ("ttft_p50_s", "TTFT p50")):
@@ -228,8 +228,9 @@ class Flood(Study):
         return document(*panels)
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(str(row["way"]) for row in rows))
+def _by_way(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    names = dict.fromkeys(str(row["way"]) for row in rows)
+    return {name: [row for row in rows if row["way"] == name] for name in names}
 
 
 def patient_config() -> Config:
