@@ -54,6 +54,16 @@ def timed(rows: list[TraceRequest], config: EngineConfig = CONFIG) -> tuple[Time
     return predict(asked, config, TRUTH)
 
 
+def replayed(rows: list[TraceRequest] | Path, out: Path, **options: Any) -> None:
+    """Replay to a server in virtual time, and keep the run in `out`."""
+
+    async def main() -> None:
+        async with start_engine(CONFIG) as server:
+            await replay(ReplayOptions(rows, [server.url], out, quiet=True, **options))
+
+    run(main())
+
+
 def digits(fit: Fit) -> dict[str, str]:
     """The fitted constants as they are printed."""
     return {name: f"{getattr(fit.constants, name):.4g}" for name in fit.fitted}
@@ -100,13 +110,7 @@ def test_the_fit_finds_what_each_chunk_costs_a_cpu(tmp_path: Path) -> None:
 def test_prediction_is_what_a_replay_against_the_server_measures(tmp_path: Path) -> None:
     """Over HTTP in virtual time, with text for ids: the same times and hits, request by request."""
     rows = trace(24)
-
-    async def main() -> None:
-        async with start_engine(CONFIG) as server:
-            asked = ReplayOptions(rows, [server.url], tmp_path / "run", quiet=True)
-            await replay(asked)
-
-    run(main())
+    replayed(rows, tmp_path / "run")
     measured = read_runs([tmp_path / "run"], rows)
     predicted = predict(measured, CONFIG)
     for theirs, ours in zip(measured, predicted, strict=True):
@@ -119,13 +123,7 @@ def test_prediction_is_what_a_replay_against_the_server_measures(tmp_path: Path)
 
 def test_a_chat_has_the_tokens_of_its_template_too(tmp_path: Path) -> None:
     rows = trace(24)
-
-    async def main() -> None:
-        async with start_engine(CONFIG) as server:
-            options = ReplayOptions(rows, [server.url], tmp_path, endpoint="chat", quiet=True)
-            await replay(options)
-
-    run(main())
+    replayed(rows, tmp_path, endpoint="chat")
     measured = read_runs([tmp_path], rows)
     more = {
         one.row.input_tokens - row.input_tokens for one, row in zip(measured, rows, strict=True)
@@ -140,12 +138,7 @@ def test_the_command_says_how_true_the_engine_is(tmp_path: Path) -> None:
     """Against a server with its own constants it is exact, against any other it is not."""
     path, other = tmp_path / "trace.jsonl", tmp_path / "run"
     write_trace(path, iter(trace(12)))
-
-    async def main() -> None:
-        async with start_engine(CONFIG) as server:
-            await replay(ReplayOptions(path, [server.url], other, quiet=True))
-
-    run(main())
+    replayed(path, other)
     server = ("--model", "llama-3-8b", "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
               "--hold-out", "1")  # fmt: skip
     done = forebay(

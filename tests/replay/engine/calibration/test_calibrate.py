@@ -52,8 +52,8 @@ HELD_OUT = [
 
 def fitted(
     points: list[Point],
-    model: str = "phi-3-mini",
-    gpu: str = "h200-nvl",
+    model: str = "llama-3-8b",
+    gpu: str = "h200",
     hold_out: float = 0.0,
 ) -> PointFit:
     sizes = find_model(model)
@@ -70,7 +70,7 @@ def errors_of(done: PointFit) -> list[float]:
 
 @pytest.fixture(scope="module")
 def phi() -> PointFit:
-    return fitted([*FITTED, *HELD_OUT])
+    return fitted([*FITTED, *HELD_OUT], "phi-3-mini", "h200-nvl")
 
 
 def test_held_out_published_rows(phi: PointFit) -> None:
@@ -162,7 +162,7 @@ LONG = [Point(11, "itl", 1.0, 100_000, batch_size=4), Point(12, "tpot", 1.0, 30_
 
 
 def test_the_fit_finds_the_constants_behind_the_points() -> None:
-    done = fitted(made(BUSY, TTFTS + ITLS + LONG), "llama-3-8b", "h200")
+    done = fitted(made(BUSY, TTFTS + ITLS + LONG))
     for name in ("gemm_compute", "prefill_compute", "step_s", "request_s", "decode_bandwidth",
                  "sequence_s"):  # fmt: skip
         assert name in done.fit.fitted
@@ -172,7 +172,7 @@ def test_the_fit_finds_the_constants_behind_the_points() -> None:
 
 def test_what_the_points_cannot_show_keeps_the_prior() -> None:
     truth = replace(kernel_table(), gemm_compute=0.58, decode_bandwidth=0.3)
-    done = fitted(made(truth, TTFTS), "llama-3-8b", "h200")
+    done = fitted(made(truth, TTFTS))
     assert "decode_bandwidth" not in done.fit.fitted
     assert "sequence_s" not in done.fit.fitted
     assert done.file.constants.decode_bandwidth == kernel_table().decode_bandwidth
@@ -182,7 +182,7 @@ def test_what_the_points_cannot_show_keeps_the_prior() -> None:
 
 def test_a_constant_never_leaves_what_is_physical() -> None:
     fast = [replace(point, seconds=point.seconds * 0.75) for point in made(kernel_table(), TTFTS)]
-    done = fitted(fast, "llama-3-8b", "h200")
+    done = fitted(fast)
     for name, allowed in CONSTANTS.items():
         assert allowed.low <= getattr(done.file.constants, name) <= allowed.high
 
@@ -190,11 +190,6 @@ def test_a_constant_never_leaves_what_is_physical() -> None:
 TTFTS_MEASURED = made(kernel_table(), TTFTS)
 BUSY = replace(kernel_table(), gemm_compute=0.58, prefill_compute=0.55, step_s=3e-3,
                request_s=40e-3, decode_bandwidth=0.5, sequence_s=25e-6)  # fmt: skip
-
-
-def noisy(constants: Calibration, *factors: float) -> list[Point]:
-    points = made(constants, TTFTS + ITLS + LONG)
-    return [replace(p, seconds=p.seconds * f) for p, f in zip(points, factors, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +202,7 @@ def noisy(constants: Calibration, *factors: float) -> list[Point]:
     ],
 )
 def test_the_roofline_turns_the_impossible_away(point: Point, says: str) -> None:
-    done = fitted([*TTFTS_MEASURED, point], "llama-3-8b", "h200")
+    done = fitted([*TTFTS_MEASURED, point])
     assert list(done.rejected) == [4]
     assert says in done.rejected[4]
     assert "prefix-cache hit" in done.rejected[4]
@@ -216,15 +211,15 @@ def test_the_roofline_turns_the_impossible_away(point: Point, says: str) -> None
     ]
     for hold_out in (0.0, 1.0):
         with pytest.raises(InputError, match="no point left to fit; 1 were rejected: line 4"):
-            fitted([point], "llama-3-8b", "h200", hold_out)
+            fitted([point], hold_out=hold_out)
 
 
 def test_the_last_points_are_held_out_as_the_marked_are() -> None:
     marked = [replace(TTFTS_MEASURED[0], held_out=True), *TTFTS_MEASURED[1:], *LONG]
-    done = fitted(marked, "llama-3-8b", "h200", 0.4)
+    done = fitted(marked, hold_out=0.4)
     assert [row["held_out"] for row in done.file.points] == [True, False, False, False, True, True]
     assert done.file.checked.startswith("3 held-out points: ")
-    unfitted = fitted(marked, "llama-3-8b", "h200", 1.0)
+    unfitted = fitted(marked, hold_out=1.0)
     assert unfitted.fit.constants == kernel_table()
     assert all(row["held_out"] for row in unfitted.file.points)
 
@@ -235,7 +230,7 @@ def test_a_point_that_no_kernel_reaches_is_doubtful() -> None:
     fast = replace(
         TTFTS[2], line=20, seconds=least(LLAMA_3_8B, H200_SXM, work.steps).seconds / 0.91
     )
-    kept = fitted([*TTFTS_MEASURED, fast], "llama-3-8b", "h200")
+    kept = fitted([*TTFTS_MEASURED, fast])
     assert not kept.rejected
     assert len(kept.doubts) == 1
     assert kept.doubts[0].startswith("line 20: ")
@@ -245,12 +240,13 @@ def test_a_point_that_no_kernel_reaches_is_doubtful() -> None:
 def test_a_hit_given_as_one_is_possible() -> None:
     cached = made(kernel_table(), [Point(4, "ttft", 1.0, 16_384, cached_tokens=16_000)])
     assert cached[0].seconds < 0.1 < TTFTS_MEASURED[2].seconds
-    assert not fitted([*TTFTS_MEASURED, *cached], "llama-3-8b", "h200").rejected
+    assert not fitted([*TTFTS_MEASURED, *cached]).rejected
 
 
 def test_more_points_than_constants_are_cross_validated() -> None:
-    points = noisy(kernel_table(), 1.02, 0.98, 1.01, 0.99, 1.02, 0.98, 1.01, 0.99)
-    done = fitted(points, "llama-3-8b", "h200")
+    noise = [1.02, 0.98, 1.01, 0.99] * 2
+    exact = made(kernel_table(), TTFTS + ITLS + LONG)
+    done = fitted([replace(p, seconds=p.seconds * f) for p, f in zip(exact, noise, strict=True)])
     worst_own = max(map(abs, errors_of(done)))
     left_out = [row["left_out_error"] for row in done.file.points]
     assert all(error is not None for error in left_out)
@@ -367,10 +363,15 @@ def test_fit_writes_what_the_engine_reads(tmp_path: Path) -> None:
     assert "exists" in again.stderr
 
 
-def test_the_table_says_which_part_of_it_is_evidence(tmp_path: Path) -> None:
-    points = tmp_path / "points.csv"
-    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
-    done = forebay("engine", "fit", str(points), "--model", "llama-3-8b", "--gpu", "h200")
+@pytest.fixture
+def two_points(tmp_path: Path) -> str:
+    path = tmp_path / "points.csv"
+    path.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
+    return str(path)
+
+
+def test_the_table_says_which_part_of_it_is_evidence(two_points: str) -> None:
+    done = forebay("engine", "fit", two_points, "--model", "llama-3-8b", "--gpu", "h200")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "as many constants as points: no evidence" in said
@@ -385,13 +386,12 @@ def test_the_list_of_shipped_calibrations() -> None:
     assert "any other" in forebay("engine", "--list-calibrations").stdout
 
 
-def test_a_calibration_is_written_to_the_target_of_a_link(tmp_path: Path) -> None:
-    points, kept, link = tmp_path / "points.csv", tmp_path / "kept.json", tmp_path / "link.json"
-    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
+def test_a_calibration_is_written_to_the_target_of_a_link(two_points: str, tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept.json", tmp_path / "link.json"
     kept.write_text("{}")
     link.symlink_to(kept)
     words = ("--model", "llama-3-8b", "--gpu", "h200", "--out", str(link), "--force")
-    done = forebay("engine", "fit", str(points), *words)
+    done = forebay("engine", "fit", two_points, *words)
     assert done.returncode == 0, done.stderr
     assert link.is_symlink()
     assert read_calibration(kept).model == "llama-3-8b"
@@ -409,12 +409,10 @@ def test_a_constant_near_zero_is_refused_only_if_it_is_certain(
 
 
 def test_a_fit_without_scipy_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_points: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = tmp_path / "points.csv"
-    points.write_text("kind,prompt_tokens,seconds\nttft,1024,0.04\nttft,8192,0.25\n")
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    words = ("engine", "fit", str(points), "--model", "llama-3-8b", "--gpu", "h200")
+    words = ("engine", "fit", two_points, "--model", "llama-3-8b", "--gpu", "h200")
     done = forebay(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == ("forebay engine: scipy is not installed: pip install 'forebay[lab]'\n")
