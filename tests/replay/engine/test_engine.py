@@ -166,11 +166,6 @@ class TestTokenizer:
         assert [a == b for a, b in zip(one, two, strict=True)] == [True] * 10 + [False] * 5
         assert len(set(one)) == 15  # equal blocks at different places differ
 
-    def test_a_salt_keeps_tenants_apart_from_the_first_block_on(self) -> None:
-        prompt = encode_text("x" * 1_000)
-        assert not set(prompt.block_hashes()) & set(prompt.block_hashes(salt="tenant"))
-        assert prompt.block_hashes(salt="tenant") == prompt.block_hashes(salt="tenant")
-
     @pytest.mark.parametrize("question", ["Hi", "What is a forebay?", "x" * 200])
     @pytest.mark.parametrize("salt", [None, "tenant"])
     def test_an_answer_that_is_sent_back_hits_the_blocks_it_filled(

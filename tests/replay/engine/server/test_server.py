@@ -155,30 +155,6 @@ class TestTime:
         assert fast_wall == pytest.approx(wall / 4)
         assert fast_simulated == pytest.approx(simulated) == pytest.approx(wall, abs=0.002)
 
-    async def test_a_long_prompt_stalls_a_stream_less_when_cut_smaller(self) -> None:
-        async def longest_gap_s(client: aiohttp.ClientSession) -> float:
-            clock = asyncio.get_running_loop().time
-
-            async def upload() -> None:
-                await asyncio.sleep(0.1)
-                async with client.post(TEXT, json={"prompt": "x" * 200_000}) as response:
-                    await response.read()
-
-            async with asyncio.TaskGroup() as group:
-                group.create_task(upload())
-                times = []
-                body = {**HELLO, "max_tokens": 300, "stream": True}
-                async with client.post(CHAT, json=body) as response:
-                    async for _ in response.content.iter_any():
-                        times.append(clock())
-            return max(late - early for early, late in pairwise(times))
-
-        worst = []
-        for budget in (2_048, 8_192, 65_536):
-            async with serving(max_num_batched_tokens=budget) as (_, client):
-                worst.append(await longest_gap_s(client))
-        assert worst[0] < worst[1] / 2 < worst[2] / 4
-
 
 class TestCache:
     @pytest.mark.parametrize("caching", [True, False])

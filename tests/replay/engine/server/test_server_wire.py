@@ -16,18 +16,18 @@ import pytest
 import wire
 from paths import SHARED
 from prometheus_client.parser import text_string_to_metric_families
-from stages.engine_stage import HELLO, Cache, Client, chat, completion, get, on_server, post
+from stages.engine_stage import HELLO, Client, chat, completion, get, on_server, post
 
 from forebay.replay.engine.config import EngineConfig
-from forebay.replay.engine.kv_events import KvEventsConfig
 from forebay.replay.engine.server.options import ServerOptions
 from forebay.replay.engine.server.server import start_engine
-from forebay.replay.engine.tokenizer import encode_ids
 
 SAMPLES = SHARED / "vllm_cpu" / "samples"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*") if path.is_file())
 OUT_OF_SCOPE = {
     "ok_completion_n2": "the simulated engine gives one choice to one prompt, and says so in a 400",
+    "kv_events": "test_kv_events.py has its keys",
+    "kv_eviction_experiment": "test_kv_events.py has its order",
 }
 ADDED = b',"random_weights":true'  # to a model in /v1/models; vLLM has nothing that says so
 
@@ -261,41 +261,6 @@ async def misc_behaviour(text: str) -> None:
         assert sorted(ours) == sorted(ast.literal_eval(line))
 
 
-async def kv_events(text: str) -> None:
-    source, *lines = text.splitlines()
-    assert list(json.loads(source)["0"]) == list(KvEventsConfig().as_dict())
-    cache = Cache(100)
-    ours = cache.ask(encode_ids(range(100)), output=40)
-    theirs = [
-        event
-        for line in lines
-        if line.startswith("topic")
-        for event in json.loads(line.partition("[")[1] + line.partition("[")[2])[1]
-    ]
-    assert len(ours) == len(theirs) == 2
-    for one, other in zip(ours, theirs, strict=True):
-        assert list(one) == list(other)
-        same = ("type", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx")
-        assert [one[key] for key in same] == [other[key] for key in same]
-        for key in ("block_hashes", "token_ids", "kv_cache_spec_kind"):
-            assert len(one[key]) == len(other[key])
-
-
-async def kv_eviction_experiment(text: str) -> None:
-    cache, prompts = Cache(41), {name: encode_ids([ord(name)] * 300) for name in "ABCDE"}
-    label = {h: f"{n}{i}" for n, p in prompts.items() for i, h in enumerate(p.block_hashes(32))}
-    steps = re.findall(r"^(?:probe )?([A-E])(?: again)? cached (\d+) (\[.*\])$", text, re.MULTILINE)
-    assert len(steps) == 11
-    for name, cached, events in steps:
-        hits = cache.core.prefix_hits
-        ours = [
-            (event["type"].removeprefix("Block")[:3], [label[h] for h in event["block_hashes"]])
-            for event in cache.ask(prompts[name])
-        ]
-        assert ours == ast.literal_eval(events)
-        assert cache.core.prefix_hits - hits == int(cached)
-
-
 async def our_metrics() -> str:
     async with on_server(max_model_len=131_072) as (_, client):
         await wire.ask(client, completion({"prompt": "x"}))
@@ -360,7 +325,7 @@ SCENES: dict[str, Callable[[str], Awaitable[None]]] = {
     scene.__name__: scene
     for scene in (
         *(engine_dead, stream_engine_dead, err_401_api_key, err_503_queue_full, misc_behaviour),
-        *(kv_events, kv_eviction_experiment, metric_names, metrics_help, metrics_full, openapi),
+        *(metric_names, metrics_help, metrics_full, openapi),
         *(stream_sigterm_abort, nonstream_sigterm_abort, sigterm_default),
     )
 }
