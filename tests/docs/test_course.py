@@ -19,26 +19,27 @@ from paths import ROOT
 
 from forebay.proxy.cli import COMMANDS, main
 
-ITEM = re.compile(r"^\| (\d+) \| (.+) \| (.*) \| (.+) \| (.+) \| (.*) \| (\w+) \|$", re.MULTILINE)
-VERDICTS = {"works", "corrected", "open", "outside"}
+PAGE = course.PAGE.read_text(encoding="utf-8")
+NUMBER = re.compile(r"\*\*(\d+)(?:\. |\*\*)")
+GROUP = re.compile(r"^- [^*]+? \((.+?)\): ", re.MULTILINE)
 CODE = re.compile(r"`([^`]+)`")
 STUDIES = command_named("experiment").commands
 
 
-def items() -> list[tuple[str, ...]]:
-    return ITEM.findall((ROOT / "docs/research/course.md").read_text(encoding="utf-8"))
+ROWS = {int(row[2]): row for row in course.ROW.finditer(PAGE)}
+HERE = {number: row["here"] for number, row in ROWS.items()}
+COMMANDS_OF = {str(number): row["command"] or "" for number, row in ROWS.items()} | {
+    line: line for line in GROUP.findall(PAGE)
+}
+"""The commands of each line of the page, by its number or by themselves."""
 
 
-ROWS = {int(number): row for number, *row in items()}
-HERE = {number: row[3] for number, row in ROWS.items()}
-
-
-def test_every_item_of_the_course_has_a_verdict_and_no_difference_is_left_unexplained() -> None:
-    found = items()
-    assert [int(number) for number, *_ in found] == list(range(1, 125))
-    for number, *_, why, verdict in found:
-        assert verdict in VERDICTS, number
-        assert why.strip() or verdict == "works", number
+def test_every_item_of_the_course_is_there_once_and_no_correction_is_left_unexplained() -> None:
+    assert sorted(map(int, NUMBER.findall(PAGE))) == list(range(1, 125))
+    corrected = PAGE.partition("## Corrected")[2].partition("\n## ")[0]
+    rows = list(course.ROW.finditer(corrected))
+    assert len(rows) == corrected.count("\n- ")
+    assert [row[2] for row in rows if not row["why"]] == []
 
 
 @pytest.mark.parametrize("number", course.HERE)
@@ -83,9 +84,9 @@ def check(code: str) -> None:
         assert f'"{key}"' in schema
 
 
-@pytest.mark.parametrize("number", [number for number in ROWS if CODE.search(ROWS[number][1])])
-def test_the_command_of_a_row_exists(number: int) -> None:
-    for code in CODE.findall(ROWS[number][1]):
+@pytest.mark.parametrize("line", [line for line, named in COMMANDS_OF.items() if "`" in named])
+def test_the_commands_of_a_line_exist(line: str) -> None:
+    for code in CODE.findall(COMMANDS_OF[line]):
         check(code)
 
 

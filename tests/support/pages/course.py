@@ -132,7 +132,7 @@ HERE: Mapping[int, str] = {
     "each that computes; pools of {100k|pools.prefill} and {100k|pools.decode} "
     "{100k|pools.cost.per_hour:.0f} and {100k|pools.cost.per_busy_gpu_hour:.2f}",
 }
-"""The cell "here" of a row: {study or command|key|cell=value ...}, or {command|path:format}."""
+"""What Forebay shows, by line: {study or command|key|cell=value ...}, or {command|path:format}."""
 STUDY_KINDS = {
     kind.NAME: kind
     for kind in (
@@ -141,11 +141,16 @@ STUDY_KINDS = {
     )
 }
 PLACE = re.compile(r"\{([^{}]+)\}")
-ROW = re.compile(r"^(\| (\d+) \| (?:.+?) \| (?:.*?) \| (?:.+?) \| )(.+?)( \| .*)$", re.MULTILINE)
+ROW = re.compile(
+    r"^(- \*\*(\d+)\. (?P<item>.+?)\*\*(?: \((?P<command>.+?)\))?: )"
+    r"(?P<here>.+?)(\.(?: (?P<why>.+))?)$",
+    re.MULTILINE,
+)
+"""A line of the page: number, item, command, what Forebay shows, and why it differs."""
 
 
 def here(number: int) -> str:
-    """The cell of a row, from the committed results."""
+    """What Forebay shows in a line, from the committed results."""
     return PLACE.sub(lambda place: _value(*place[1].split("|")), HERE[number])
 
 
@@ -260,7 +265,7 @@ def renewed(page: str) -> str:
 
     def row(found: re.Match[str]) -> str:
         number = int(found[2])
-        return f"{found[1]}{here(number)}{found[4]}" if number in HERE else found[0]
+        return f"{found[1]}{here(number)}{found[6]}" if number in HERE else found[0]
 
     return ROW.sub(row, page)
 
