@@ -46,6 +46,9 @@ def test_a_command_exists(line: str) -> None:
     ours = words[: words.index("--")] if "--" in words else words
     given = {word.partition("=")[0] for word in ours if re.match(r"--?[a-z]", word)}
     assert given - {"--help"} <= known | {"--quiet"}
+    if given and "--help" not in given:  # else the text only names the command
+        needed = (p for p in command.params if p.required and p.opts[0].startswith("-"))
+        assert [option.opts for option in needed if not given & {*option.opts}] == []
 
 
 def test_a_simulated_server_of_the_pages_starts() -> None:

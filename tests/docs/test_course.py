@@ -148,19 +148,25 @@ def test_the_results_are_todays(name: str, tmp_path: Path) -> None:
     assert today == studies.results()[name], "make studies"
 
 
-EXERCISE = re.compile(r"Answer</summary>\*\*(.+?)\*\*\..*`forebay (.+?)`</details>")
+EXERCISE = re.compile(
+    r"^ {4}```\n(?P<line>.+?)\n {4}```$|Answer</summary>\n\n {4}\*\*(?P<answer>.+?)\*\*",
+    re.DOTALL | re.MULTILINE,
+)
 EXERCISES: dict[str, list[str]] = {}
-"""The answers that a command prints."""
+"""The answers that a command prints: those after it, up to the next command."""
 for _page in sorted(studies.LESSONS.glob("*.md")):
-    for _answer, _line in EXERCISE.findall(_page.read_text(encoding="utf-8")):
-        EXERCISES.setdefault(_line, []).append(_answer)
+    for _found in EXERCISE.finditer(_page.read_text(encoding="utf-8").partition("## Exercises")[2]):
+        if _found["line"]:
+            _line = _found["line"].replace("\\\n", "")
+        else:
+            EXERCISES.setdefault(_line, []).append(_found["answer"])
 
 
 @pytest.mark.parametrize("line", EXERCISES)
 def test_the_command_of_an_exercise_prints_its_answers(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = shlex.split(line)
+    words = shlex.split(line)[1:]
     if "--out" in words:
         words[words.index("--out") + 1] = str(tmp_path)
     assert main(words) == 0

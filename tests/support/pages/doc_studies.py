@@ -64,7 +64,8 @@ def block(name: str) -> str:
     columns = [
         Column(column["key"], column["heading"], column["kind"]) for column in data["columns"]
     ]
-    parts = [f"```\n{broken(without_defaults(data['command']))}\n```"]
+    command = f"{without_defaults(data['command'])} --out runs/{name}"
+    parts = [f"```\n{broken(command)}\n```"]
     up = ".." if page_of(name) == PAGE else "../.."
     plot = f"![Plot of the study {name}]({up}/assets/studies/{name}.svg)"
     if name in TABLES_OF:

@@ -231,15 +231,15 @@ def figures() -> dict[str, Any]:
 
 
 def needles_found(told: Mapping[str, Any]) -> str:
-    """Needles that were found, by length and depth, directly and through the proxy."""
-    depths = list(dict.fromkeys(row["depth"] for row in told["direct"]))
-    cells: dict[int, list[str]] = {}
-    for way in ("direct", "proxy"):
-        for row in told[way]:
-            found = f"{round(row['recall'] * row['questions'])} of {row['questions']}"
-            cells.setdefault(row["length"], [f"{row['length']:,}"]).append(found)
-    heads = [f"depth {depth}{more}" for more in ("", ", proxy") for depth in depths]
-    return markdown_table(("needle in tokens", *heads), cells.values())
+    """How many needles were found, directly and through the proxy."""
+    lengths = sorted({row["length"] for row in told["direct"]})
+    depths = sorted({row["depth"] for row in told["direct"]})
+    found = figures()
+    return (
+        f"Of {found['asked']} needles in {lengths[0]:,} to {lengths[-1]:,} tokens, at depths of "
+        f"{depths[0]} to {depths[-1]}, the model finds {found['direct']}, and {found['proxy']} "
+        "through the proxy."
+    )
 
 
 def scores(told: Mapping[str, Any]) -> str:
