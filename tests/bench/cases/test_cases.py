@@ -14,7 +14,7 @@ from play import FOREBAY, POLICIES, Figures, figures, play
 
 from forebay.traces.edit.sharing import IdealCache
 
-ROW = re.compile(r"^\| (\S+) \|.* \| ([\d.]+) \|$", re.MULTILINE)
+ROW = re.compile(r"^- \*\*(\S+)\*\*.* Capacity ([\d.]+)\.$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,8 +17,9 @@ from routers.results import Entry, Estimate, Group, groups
 from forebay.analysis.statistics.quantiles import MIN_BEYOND, samples_beyond
 from forebay.analysis.statistics.units import NEVER, NONE
 
+GAP = "\N{NO-BREAK SPACE}"  # a figure stays on one line
 HEADS = (
-    "router", "seeds", "chats", "TTFT p50", "p90", "p99", "documents", "TTFT p50", "p90", "longest",
+    "router", "seeds", "chats: TTFT p50, p90, p99", "documents: TTFT p50, p90, longest",
     "attained", "hit ratio", "rejected", "failed",
 )  # fmt: skip
 
@@ -76,9 +77,14 @@ def _counted(reasons: Counter[str]) -> str:
     if not reasons:
         return "0"
     if len(reasons) == 1:
-        return f"{reasons.total()}: {next(iter(reasons))}"
-    parts = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
+        return f"{reasons.total()}: {_words(next(iter(reasons)))}"
+    parts = ", ".join(f"{_words(name)} {count}" for name, count in sorted(reasons.items()))
     return f"{reasons.total()}: {parts}"
+
+
+def _words(reason: str) -> str:
+    """Return a code as words, which a narrow column can wrap."""
+    return reason.replace("_", " ")
 
 
 def _cells(entry: Entry) -> list[str]:
@@ -91,13 +97,14 @@ def _cells(entry: Entry) -> list[str]:
     row = [entry.router, str(len(entry.valid)) + (f" ({invalid} invalid)" if invalid else "")]
     for bucket, shares in (("chat", (0.5, 0.9, 0.99)), ("document", (0.5, 0.9, 1.0))):
         answered = entry.answered(bucket)
-        row.append(f"{answered:,}")
+        times = []
         for share in shares:
             enough = share == 1.0 or samples_beyond(share, answered) >= MIN_BEYOND
             found = entry.ttft(bucket, share) if enough else None
-            row.append(
-                seconds_spread(Estimate(found.value, None) if found and share < 0.99 else found)
-            )
+            if found and share < 0.99:
+                found = Estimate(found.value, None)
+            times.append(seconds_spread(found).replace(" ", GAP))
+        row.append(f"{answered:,}: {', '.join(times)}")
     return [
         *row, _share(entry.mean("attainment")), _share(entry.mean("hit_ratio")),
         _counted(entry.reasons("rejected")), _counted(entry.reasons("failed")),

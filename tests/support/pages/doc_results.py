@@ -26,7 +26,7 @@ FLAG = "`--long-prefill-token-threshold 2048`"
 LABELS = {FOREBAY: "Forebay", **{name: NAMES[name] for name in (*MODELS, SPLIT)}}
 """Each router that was played, by the name in the results."""
 FLAGS = {"flag": "with the flag", "default": "default flags"}
-LEVEL_POINTS = 0.5  # cases with a smaller difference of requests in time are only named
+LEVEL_POINTS = 1.0  # cases with a smaller difference of requests in time are only named
 TRAFFIC = {
     "beside": "20 chats to each question about documents of 120,000 tokens, five questions each",
     "shared": "Two chats to three questions about 100 documents of 10,000 to 100,000 tokens",
@@ -236,10 +236,11 @@ def scheduler_cases() -> str:
         cells.setdefault((row["case"], row["load"]), {})[row["set_up"]] = row
     rows = []
     order = ("class", "flag", "default")
-    level, ahead = list[str](), list[str]()
+    slower, level, ahead = list[str](), list[str](), list[str]()
     for (case, load), of in sorted(cells.items(), key=lambda c: _lead(c[1])):
-        if not _slower(of) and _lead(of) > -LEVEL_POINTS:
-            (level if _lead(of) < LEVEL_POINTS else ahead).append(f"{case} {load:g}")
+        if _lead(of) > -LEVEL_POINTS:
+            near = slower if _slower(of) else level
+            (near if _lead(of) < LEVEL_POINTS else ahead).append(f"{case} {load:g}")
             continue
         shown = [
             " / ".join("-" if (v := of[name][key]) is None else f"{v:.{places}f}" for name in order)
@@ -249,8 +250,10 @@ def scheduler_cases() -> str:
         ]
         rows.append((f"{case} {load:g}", *shown))
     heads = ("case, load", "in time, percent", "chats' p99", "long prompts' p99", "E2E p50")
-    named = f"Within {LEVEL_POINTS:g} points of the better of the two: {', '.join(level)}." + (
-        f" Ahead of it: {', '.join(ahead)}." if ahead else ""
+    named = (
+        f"Within 1 point of the better of the two: {', '.join(level)}. The same, but with a time "
+        f"that is over 5 % longer: {', '.join(slower)}. More than 1 point ahead: "
+        f"{', '.join(ahead)}."
     )
     return f"{markdown_table(heads, rows)}\n\n{named}"
 
@@ -301,8 +304,8 @@ def tables() -> str:
 
 
 def _table(cell: Cell) -> str:
-    heads = ("router", "highest load", "50 %: chats p99", "documents p99", "80 %: chats p90", "p99",
-             "documents p90", "p99", "chats in time, %", "documents in time, %")  # fmt: skip
+    heads = ("router", "highest load", "chats p90, s", "p99", "documents p90", "p99",
+             "chats in time, %", "documents")  # fmt: skip
     of = routers_of(cell)
     rows = []
     ranked = sorted(LABELS, key=lambda name: -float(of[name]["highest_per_s"][0]))
@@ -310,18 +313,16 @@ def _table(cell: Cell) -> str:
     for name in ranked:
         if name not in {FOREBAY, *others[:LISTED], *BASELINES}:
             continue
-        half, most = (of[name][load] for load in LOADS)
-        shown = [spread(half[bucket]["p99"]) for bucket in ("chats", "documents")]
-        shown += [spread(most[b][p]) for b in ("chats", "documents") for p in ("p90", "p99")]
+        most = of[name]["80%"]
+        shown = [spread(most[b][p]) for b in ("chats", "documents") for p in ("p90", "p99")]
         shown += [spread(most[bucket]["in_time"], percent) for bucket in ("chats", "documents")]
         rows.append((LABELS[name], spread(of[name]["highest_per_s"]), *shown))
-    half, most = (of[FOREBAY][load] for load in LOADS)
+    most = of[FOREBAY]["80%"]
     return (
         f"### {SHORT[cell.traffic].capitalize()}, {FLAGS[cell.flags]}\n\n"
-        f"{TRAFFIC[cell.traffic]}. {LABELS[best_other(of)]} is the best other router: 50 % of what "
-        f"it sustains are {half['per_s']:.3g} requests a second ({_counts(half)}), 80 % are "
-        f"{most['per_s']:.3g} ({_counts(most)}). {SEEDS} seeds of "
-        f"{SECONDS[cell.traffic] / 60:.0f} minutes.\n\n{markdown_table(heads, rows)}"
+        f"{TRAFFIC[cell.traffic]}, at {most['per_s']:.3g} requests a second: 80 % of what "
+        f"{LABELS[best_other(of)]} sustains, the best other router. {_counts(most)}, {SEEDS} seeds "
+        f"of {SECONDS[cell.traffic] / 60:.0f} minutes.\n\n{markdown_table(heads, rows)}"
     )
 
 
