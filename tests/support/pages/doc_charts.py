@@ -78,9 +78,9 @@ CHARTS = {
     "document-p99": _tail("documents"),
 }  # fmt: skip
 """The charts, by the beginning of their files' names. All show the same traffic."""
-LEFT, WIDTH, ROW, TOP = 150, 720, 24, 36  # of a chart, in pixels
-RIGHT = 235  # room for the words beside the longest bar
-LINE, LINE_CHARS = 16, 100  # of the caption
+LEFT, WIDTH, ROW = 130, 540, 24  # of a chart, in pixels; a phone shows two thirds of them
+RIGHT = 215  # room for the words beside the longest bar
+LINE, LINE_CHARS, TITLE_CHARS = 16, 82, 68  # of the caption and the title
 
 
 def chart(name: str, theme: str) -> str:
@@ -88,19 +88,23 @@ def chart(name: str, theme: str) -> str:
     drawn, colours = CHARTS[name], THEMES[theme]
     bars = drawn.bars()
     most = max(value for _, value, _ in bars)
-    lines = wrap(drawn.about(), LINE_CHARS)
-    foot = TOP + ROW * len(bars) + 20
+    lines, title = wrap(drawn.about(), LINE_CHARS), wrap(drawn.title, TITLE_CHARS)
+    top = LINE * len(title) + 20
+    foot = top + ROW * len(bars) + 20
     height = foot + LINE * len(lines)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'width="{WIDTH}" height="{height}" '
         'font-family="-apple-system,\'Segoe UI\',Helvetica,Arial,sans-serif" font-size="13">',
         f"<title>{escape(drawn.text())}</title>",
-        f'<text x="0" y="18" font-weight="600" fill="{colours["text"]}">'
-        f"{escape(drawn.title)}</text>",
+        *(
+            f'<text x="0" y="{18 + LINE * number}" font-weight="600" fill="{colours["text"]}">'
+            f"{escape(line)}</text>"
+            for number, line in enumerate(title)
+        ),
     ]
     for number, (router, value, words) in enumerate(bars):
-        y = TOP + ROW * number
+        y = top + ROW * number
         length = max((WIDTH - LEFT - RIGHT) * value / most, 2.0)
         ours = router == FOREBAY
         weight = ' font-weight="600"' if ours else ""
