@@ -201,9 +201,9 @@ class Flood(Study):
         targets = ", ".join(map(str, self.slos))
         self.note(f"capacity {self.per_s:.2f} requests/s ({how}); targets: {targets}")
         if proxied := self.proxied_per_s:
-            share = self.per_s / proxied
             self.note(
-                f"capacity through the proxy {proxied:.2f} requests/s: 1x is {share:.2f}x of it"
+                f"capacity through the proxy {proxied:.2f} requests/s; "
+                f"a load of 1x is {self.per_s / proxied:.0%} of it"
             )
         self.note(
             "a proxy rejects by the targets of its own buckets: give it those above",
@@ -212,7 +212,7 @@ class Flood(Study):
         knee, share = (self.facts[key].get(PROXY) for key in ("knee_load", "kept_from_knee"))
         if knee is not None:
             self.note(
-                f"the proxy's knee is at {knee:g}x; beyond it goodput is at least {share:.0%}"
+                f"above {knee:g}x the proxy keeps at least {share:.0%} of its goodput at {knee:g}x"
             )
 
     def plot(self, rows: Sequence[Row]) -> str:
