@@ -11,8 +11,7 @@ TABLE = Path(__file__).with_name("results") / "decisions.json"
 CELL = re.compile(r"(?P<kind>.+) (?P<load>[\d.]+)x on (?P<engines>\d+)(?P<flag> flag)?")
 HEADS = ("in time", "goodput", "chats' p99", "documents' p99", "E2E p50")
 assert len(HEADS) == len(FIGURES)
-LISTED = (0, 1, 4)  # places of the figures whose worse cells are shown
-SHOWN = 3  # of the worse cells of a figure and a kind of traffic
+LISTED = (0, 1, 4)  # places of the figures whose every worse cell is shown
 LOADS = ("0.8", "1.5", "2")  # load 1 lies between, and is in the result file
 # Why a model can be better, by traffic: "Where a model is better" in docs/research/parts.md.
 CAUSES = {
@@ -72,12 +71,10 @@ def _worse(cells: Cells) -> str:
                 text = f"{found['load']}x on {found['engines']}{flag}: {values}"
                 by_kind.setdefault(found["kind"], []).append((ratio, text))
         for kind, listed in by_kind.items():
-            worst = [text for _, text in sorted(listed)[:SHOWN]]
-            more = [f"{len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
-            rows.append((HEADS[place], kind, CAUSES[kind], "; ".join(worst + more)))
-    return markdown_table(
-        ("figure", "traffic", "cause", "the worst cells: Forebay, best model"), rows
-    )
+            cells_worst_first = "; ".join(text for _, text in sorted(listed))
+            rows.append((HEADS[place], kind, CAUSES[kind], cells_worst_first))
+    heads = ("figure", "traffic", "cause", "load and engines, the worst first: Forebay, best model")
+    return markdown_table(heads, rows)
 
 
 def _cells(table: Table) -> Iterator[tuple[re.Match[str], Entry]]:
