@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from fakes.faulty_backends import ABORT, End, error_event
 from fakes.text_engine import TEXT, WORDS, TextEngine
-from stages.proxy_stage import ONE_SLOT, Call, Stage, answer, on_stage, settle, until
+from stages.proxy_stage import ONE_SLOT, Call, Stage, answer, on_stage, until
 from stages.vllm_stage import payloads
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True}
@@ -135,26 +135,25 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+async def ended(body: dict[str, Any], first: bytes = b"", **keys: Any) -> bytes:
+    """The stream of a server that dies, with which no other server may go on."""
+    dying, other = TextEngine(dies_after=4, first=first), TextEngine()
+    async with before(dying, other, **keys) as on:
+        got, whole = await ask(on, body)
+    assert not whole
+    assert not other.asked
+    return got
+
+
 @pytest.mark.parametrize("more", MORE)
 async def test_everything_else_ends_as_before(more: str) -> None:
-    dying, other = TextEngine(dies_after=4), TextEngine()
-    async with before(dying, other) as on:
-        got, whole = await ask(on, {**CHAT, **MORE[more]})
-        assert not whole
-        await settle()
-        on.assert_nothing_held()
-    assert text_of(got) == "The dog sat"
-    assert not other.asked
+    assert text_of(await ended({**CHAT, **MORE[more]})) == "The dog sat"
 
 
 @pytest.mark.parametrize("delta", [{"reasoning": "Hm"}, {"tool_calls": [{"index": 0}]}], ids=str)
 async def test_reasoning_and_calls_of_tools_are_no_text(delta: dict[str, Any]) -> None:
     event = b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
-    dying, other = TextEngine(dies_after=4), TextEngine()
-    dying.first = event
-    async with before(dying, other) as on:
-        assert not (await ask(on, CHAT))[1]
-    assert not other.asked
+    await ended(CHAT, event)
 
 
 def refusing(status: int, message: str) -> TextEngine:
@@ -186,8 +185,6 @@ async def test_another_server_that_cannot_go_on(which: str) -> None:
     async with before(TextEngine(dies_after=8), other, slots=1) as on:
         got, whole = await ask(on, CHAT)
         assert not whole
-        await settle()
-        on.assert_nothing_held()
         async with on.client.get(on.proxy.admin_url + "/requests?by=slowest") as response:
             assert response.status == 200
     assert TEXT.startswith(text_of(got))
@@ -196,11 +193,7 @@ async def test_another_server_that_cannot_go_on(which: str) -> None:
 
 
 async def test_it_is_switched_off() -> None:
-    other = TextEngine()
-    off = {"retries": {"continue_streams": False}}
-    async with before(TextEngine(dies_after=4), other, **off) as on:
-        assert not (await ask(on, CHAT))[1]
-    assert not other.asked
+    await ended(CHAT, retries={"continue_streams": False})
 
 
 async def test_a_client_leaves_while_its_stream_moves() -> None:
@@ -217,8 +210,6 @@ async def test_a_client_leaves_while_its_stream_moves() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: other.backend.open == 0)
-        await settle()
-        on.assert_nothing_held()
 
 
 async def test_it_goes_before_those_that_wait() -> None:

@@ -747,15 +747,9 @@ class TestMidStream:
 
     async def test_merged_deltas_and_keep_alive_comments(self) -> None:
         """A comment is no first token; several events in a chunk are several events."""
-
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD)
-            for _ in range(5):
-                await call.send(chunk(b": keep-alive\n\n"))
-                await asyncio.sleep(1)
-            await call.send(chunk(EVENT * 4 + USAGE + DONE) + b"0\r\n\r\n")
-
-        async with on_stage(serve) as (on, _):
+        comments = [b": keep-alive\n\n"] * 5
+        said = streams(*comments, EVENT * 4 + USAGE + DONE, every_s=1)
+        async with on_stage(said) as (on, _):
             status, body = await ask(on)
             assert (status, body) == (200, b": keep-alive\n\n" * 5 + EVENT * 4 + USAGE + DONE)
             async with on.client.get(on.proxy.admin_url + "/metrics") as response:
