@@ -80,7 +80,7 @@ async def test_the_client_sees_one_stream(after: int, usage: bool, body: str) ->
     dying, other = TextEngine(dies_after=after), TextEngine()
     async with before(dying, other) as on:
         got, whole = await ask(on, asked)
-        metrics = on.proxy.metrics.text().decode()
+        metrics = await on.admin("/metrics")
     ended = body == "completion" and after > len(WORDS)
     assert whole == (not (ended and usage))  # else nobody knows its usage
     if not whole:
@@ -185,8 +185,7 @@ async def test_another_server_that_cannot_go_on(which: str) -> None:
     async with before(TextEngine(dies_after=8), other, slots=1) as on:
         got, whole = await ask(on, CHAT)
         assert not whole
-        async with on.client.get(on.proxy.admin_url + "/requests?by=slowest") as response:
-            assert response.status == 200
+        assert await on.admin("/requests?by=slowest")
     assert TEXT.startswith(text_of(got))
     assert len(text_of(got)) >= len("".join(WORDS[:7]))
     assert len(other.asked) <= 1
@@ -218,8 +217,7 @@ async def test_it_goes_before_those_that_wait() -> None:
     async with before(*made, **ONE_SLOT) as on:
         first = asyncio.create_task(ask(on, CHAT, headers={"x-request-id": "moved"}))
         await asyncio.sleep(0.5)
-        async with on.client.post(on.proxy.admin_url + "/backends/b0/drain") as response:
-            assert (await response.json())["in_flight"] == 1
+        assert await drain(on, "b0/drain") == 1
         tasks = [asyncio.create_task(ask(on, CHAT | {"user": str(n)})) for n in range(2)]
         got, whole = await first
         assert whole
@@ -252,7 +250,7 @@ async def test_a_drain_now_moves_streams_as_often_as_it_is_asked() -> None:
         for got, whole in await asyncio.gather(*streams):
             assert whole
             assert nameless(got) == nameless(await uninterrupted(CHAT | USAGE))
-        assert "forebay_upstream_errors_total{" not in on.proxy.metrics.text().decode()
+        assert "forebay_upstream_errors_total{" not in await on.admin("/metrics")
         await asyncio.sleep(2.0)
 
 

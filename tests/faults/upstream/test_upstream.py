@@ -752,9 +752,8 @@ class TestMidStream:
         async with on_stage(said) as (on, _):
             status, body = await ask(on)
             assert (status, body) == (200, b": keep-alive\n\n" * 5 + EVENT * 4 + USAGE + DONE)
-            async with on.client.get(on.proxy.admin_url + "/metrics") as response:
-                text = await response.text()
-                assert 'time_to_first_token_seconds_bucket{bucket="chat",le="4.0"} 0.0' in text
+            text = await on.admin("/metrics")
+            assert 'time_to_first_token_seconds_bucket{bucket="chat",le="4.0"} 0.0' in text
 
     @pytest.mark.parametrize(
         "usage",

@@ -69,17 +69,11 @@ async def fleet(**changes: Any) -> AsyncIterator[Fleet]:
 
 async def scene_of(on: Stage) -> Scene:
     """Return all that `forebay doctor` reads, since the proxy's start."""
-
-    async def get(target: str) -> str:
-        async with on.client.get(on.proxy.admin_url + target) as response:
-            assert response.status == 200
-            return str(await response.text())
-
-    before, facts = json.loads(await get("/status")), json.loads(await get("/backends"))
-    now = samples_of(await get("/metrics"))
-    then = samples_of(await get(f"/metrics?ago={SINCE_S:.0f}"))
-    ended = json.loads(await get(f"/requests?since_s={SINCE_S:.0f}"))["outcomes"]
-    return Scene(json.loads(await get("/status")), facts, now, before, then, outcomes=ended)
+    before, facts = json.loads(await on.admin("/status")), json.loads(await on.admin("/backends"))
+    now = samples_of(await on.admin("/metrics"))
+    then = samples_of(await on.admin(f"/metrics?ago={SINCE_S:.0f}"))
+    ended = json.loads(await on.admin(f"/requests?since_s={SINCE_S:.0f}"))["outcomes"]
+    return Scene(json.loads(await on.admin("/status")), facts, now, before, then, outcomes=ended)
 
 
 @dataclass(slots=True)
@@ -113,12 +107,8 @@ class Told:
 async def told_by(on: Stage, began_at: float, look: bool = False) -> Told:
     """Ask the proxy. `look`: let its own checks run now, not at their next time."""
 
-    async def get(target: str) -> Any:
-        async with on.client.get(on.proxy.admin_url + target) as response:
-            return json.loads(await response.text())
-
     async def listed(by: str) -> Any:
-        return await get(f"/requests?by={by}&count=10&since_s={SINCE_S:.0f}")
+        return json.loads(await on.admin(f"/requests?by={by}&count=10&since_s={SINCE_S:.0f}"))
 
     findings = examine((await scene_of(on)).recent())
     slowest, rejected = await listed("slowest"), await listed("rejected")
@@ -126,8 +116,8 @@ async def told_by(on: Stage, began_at: float, look: bool = False) -> Told:
         await on.proxy.watch.look()
     else:
         await asyncio.sleep(EVERY_S)
-    explained, page = await listed("slowest"), await get("/status")
-    events = (await get("/history"))["events"]
+    explained, page = await listed("slowest"), json.loads(await on.admin("/status"))
+    events = json.loads(await on.admin("/history"))["events"]
     since_s = asyncio.get_running_loop().time() - began_at
     return Told(
         findings,

@@ -253,6 +253,12 @@ class Stage:
         async with self.client.get(url, **options) as response:
             return response.status
 
+    async def admin(self, target: str) -> str:
+        """GET a path of the admin port, and return the text of the answer, which has status 200."""
+        async with self.client.get(self.proxy.admin_url + target) as response:
+            assert response.status == 200
+            return await response.text()
+
     def assert_nothing_held(self) -> None:
         """Every slot, queue place and byte has been given back."""
         shaper = self.proxy.driver.shaper

@@ -62,8 +62,7 @@ async def is_up(scene: Stage, name: str, up: bool = True) -> None:
 
 async def failures(scene: Stage) -> dict[str, float]:
     """Failures of the first backend by kind."""
-    async with scene.client.get(f"{scene.proxy.admin_url}/metrics") as answer:
-        families = text_string_to_metric_families(await answer.text())
+    families = text_string_to_metric_families(await scene.admin("/metrics"))
     samples = [sample for family in families for sample in family.samples]
     return {
         sample.labels["kind"]: sample.value
