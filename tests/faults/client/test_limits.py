@@ -26,6 +26,7 @@ from forebay.proxy.config.schema import Config
 from forebay.proxy.http1.server.client_body import AHEAD_BYTES
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
+STRANGER = {"local_addr": ("127.0.0.2", 0)}
 ANY_LENGTH = [{"name": "any", "up_to": 100_000_000}]
 
 
@@ -254,41 +255,35 @@ class TestConnections:
         async with before_oracle(
             limits={"connections": 4}, timeouts={"client_headers": "1000s"}
         ) as (on, _):
-            host, port = on.url.removeprefix("http://").split(":")
-            strangers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-            async with connected(on) as (good_reader, good):
+            strangers: list[asyncio.StreamReader] = []
+            async with connected(on) as (good_reader, good), AsyncExitStack() as stack:
                 for _ in range(20):
-                    reader, writer = await asyncio.open_connection(
-                        host, int(port), local_addr=("127.0.0.2", 0)
-                    )
+                    reader, writer = await stack.enter_async_context(connected(on, **STRANGER))
                     writer.write(sent)
                     await settle()
-                    strangers.append((reader, writer))
+                    strangers.append(reader)
                     good.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
                     assert b"200 OK" in await good_reader.readuntil(b"\r\n\r\n")
                     assert (await ask(on, post())).status == 200
-                gone = [await ended(reader) for reader, _ in strangers]
+                gone = [await ended(reader) for reader in strangers]
                 # Three fit beside the good client's connection; its second, in `ask`, takes one.
                 assert gone == [True] * 18 + [False] * 2
                 assert on.proxy.listeners[0][1].open_connections == 3
-            for _, writer in strangers:
-                writer.close()
 
     async def test_a_connection_that_asks_is_never_closed_for_another(self) -> None:
-        async with before_oracle(limits={"connections": 4}) as (on, _):
-            host, port = on.url.removeprefix("http://").split(":")
-            async with connected(on) as (_, idle), AsyncExitStack() as stack:
-                for at in range(4):
-                    reader, writer = await asyncio.open_connection(
-                        host, int(port), local_addr=("127.0.0.2", 0)
-                    )
-                    stack.callback(writer.close)
-                    writer.write(POST + HOST + LENGTH + b"\r\n{")
-                    await settle()
-                    # Nobody who has more connections takes one from somebody who has fewer.
-                    assert await ended(reader) == (at == 3)
-                assert not idle.is_closing()
-                assert on.proxy.listeners[0][1].open_connections == 4
+        async with (
+            before_oracle(limits={"connections": 4}) as (on, _),
+            connected(on) as (_, idle),
+            AsyncExitStack() as stack,
+        ):
+            for at in range(4):
+                reader, writer = await stack.enter_async_context(connected(on, **STRANGER))
+                writer.write(POST + HOST + LENGTH + b"\r\n{")
+                await settle()
+                # Nobody who has more connections takes one from somebody who has fewer.
+                assert await ended(reader) == (at == 3)
+            assert not idle.is_closing()
+            assert on.proxy.listeners[0][1].open_connections == 4
 
     async def test_the_longest_idle_goes_first_and_all_are_forgotten(self) -> None:
         async with before_oracle(limits={"connections": 2}) as (on, _):

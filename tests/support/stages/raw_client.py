@@ -134,10 +134,10 @@ async def before_oracle(**keys: Any) -> AsyncIterator[tuple[Stage, Oracle]]:
 
 @asynccontextmanager
 async def connected(
-    on: Stage,
+    on: Stage, **options: Any
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, port = on.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port), **options)
     try:
         yield reader, writer
     finally:
