@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from fakes.certificates import on_tls, trusting
-from fakes.faulty_backends import answers
+from fakes.faulty_backends import answers, sends
 from stages.proxy_stage import (
     ONE_SLOT,
     STREAMED,
@@ -87,11 +87,7 @@ class TestPatienceOver:
 
     @pytest.mark.parametrize("begun", [False, True])
     async def test_paths_that_are_not_shaped(self, begun: bool) -> None:
-        async def tokenize(call: Call) -> None:
-            if begun:
-                await call.send(answer(200, WHOLE)[:-9])
-            await call.hung_up()
-
+        tokenize = sends(*[answer(200, WHOLE)[:-9]] * begun)
         async with on_stage(tokenize, tokenize) as (on, backends):
             task = asyncio.create_task(on.post(path="/tokenize").__aenter__())
             await until(lambda: sum(b.open for b in backends) == 1)

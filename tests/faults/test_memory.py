@@ -14,7 +14,8 @@ from unittest.mock import Mock
 import pytest
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
-from stages.proxy_stage import Call, answer, chunk, on_stage, settle
+from fakes.faulty_backends import answers, sends
+from stages.proxy_stage import answer, chunk, on_stage, settle
 from stages.raw_client import BODY, HOST, POST, ask, before_oracle, connected, post
 
 from forebay.proxy.api.dialects.usage import usage_tokens
@@ -261,6 +262,12 @@ def large(size: int, end: bytes = USAGE_AT_END) -> bytes:
     return begin + b"x" * (size - len(begin) - len(end)) + end
 
 
+def in_chunks(body: bytes) -> bytes:
+    head = answer(200, b"").partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
+    parts = [chunk(body[start : start + 100_000]) for start in range(0, len(body), 100_000)]
+    return head + b"".join(parts) + b"0\r\n\r\n"
+
+
 class TestAnswers:
     @pytest.mark.parametrize("framing", ["length", "chunks"])
     @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
@@ -268,18 +275,8 @@ class TestAnswers:
         """It is whole at the client, and never in the proxy; its usage is learned."""
         body = large(8 * MIB)
         most = 0
-
-        async def serve(call: Call) -> None:
-            if framing == "length":
-                await call.send(answer(200, body))
-            else:
-                await call.send(answer(200, b"").partition(b"content-length")[0])
-                await call.send(b"transfer-encoding: chunked\r\n\r\n")
-                for start in range(0, len(body), 100_000):
-                    await call.send(chunk(body[start : start + 100_000]))
-                await call.send(b"0\r\n\r\n")
-
-        async with on_stage(serve) as (on, _):
+        serves = {"length": answers(200, body), "chunks": sends(in_chunks(body), end="keep")}
+        async with on_stage(serves[framing]) as (on, _):
             chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
             async with on.post(chat, path) as response:
                 assert response.status == 200
@@ -295,17 +292,13 @@ class TestAnswers:
 
     @pytest.mark.parametrize("how", ["lost", "aborted", "too long"])
     async def test_a_failure_in_the_middle_breaks_the_framing(self, how: str) -> None:
-        async def serve(call: Call) -> None:
-            whole = answer(200, large(2 * MIB, b'"},"finish_reason":"abort"}]}'))
-            if how == "too long":
-                head = answer(200, b"").partition(b"content-length")[0]
-                body = chunk(large(4 * MIB)) + b"0\r\n\r\n"
-                whole = head + b"transfer-encoding: chunked\r\n\r\n" + body
-            await call.send(whole[: MIB if how == "lost" else None])
-            if how == "lost":
-                call.reset()
-
-        async with on_stage(serve, limits={"answer": "3MiB"}) as (on, _):
+        whole = answer(200, large(2 * MIB, b'"},"finish_reason":"abort"}]}'))
+        serves = {
+            "lost": sends(whole[:MIB], end="reset"),
+            "aborted": sends(whole, end="keep"),
+            "too long": sends(in_chunks(large(4 * MIB)), end="keep"),
+        }
+        async with on_stage(serves[how], limits={"answer": "3MiB"}) as (on, _):
             async with connected(on) as (reader, writer):
                 writer.write(POST + HOST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
                 got = await asyncio.wait_for(reader.read(), 10)

@@ -70,11 +70,8 @@ class TestLeaving:
     @LEAVES
     @pytest.mark.parametrize("where", [*STREAMS, "prefill", "whole"])
     async def test_while_the_backend_works(self, how: str, where: str) -> None:
-        serve = (
-            streams(EVENT, end="stay") if where == "another path" else STREAMS.get(where, silent)
-        )
         path = "/v1/embeddings" if where == "another path" else "/v1/completions"
-        async with on_stage(serve) as (on, backends):
+        async with on_stage(STREAMS.get(where, silent)) as (on, backends):
             client = await Raw.connect(on)
             client.post({"prompt": "x"} if where == "whole" else STREAMED, path=path)
             await asyncio.sleep(0.1)
@@ -157,17 +154,11 @@ class TestReading:
     async def test_a_slow_and_steady_reader_is_not_cut_off(self, steady: bool, what: str) -> None:
         """The answer takes it many times `client_write`; each read makes room for the next."""
         size = 8 << 20
-
-        async def large(call: Call) -> None:
-            if what == "whole":
-                await call.send(answer(200, b'{"x":"' + b"x" * size + b'"}'))
-                return
-            await call.send(STREAM_HEAD)
-            for _ in range(size // (len(EVENT) * 500)):
-                await call.send(chunk(EVENT * 500))
-            await call.send(chunk(DONE) + b"0\r\n\r\n")
-
-        async with on_stage(large, timeouts={"client_write": "30s"}) as (on, _):
+        large = {
+            "whole": answers(200, b'{"x":"' + b"x" * size + b'"}'),
+            "stream": streams(*[EVENT * 500] * (size // (len(EVENT) * 500)), DONE),
+        }
+        async with on_stage(large[what], timeouts={"client_write": "30s"}) as (on, _):
             host, port = on.url.removeprefix("http://").split(":")
             wire = socket.socket()
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
@@ -213,14 +204,11 @@ class TestReading:
         self, what: str, header: str
     ) -> None:
         """The unread rest is smaller than the buffer limit at which writing waits."""
-
-        async def last(call: Call) -> None:
-            if what == "whole":
-                await call.send(answer(200, b'{"x":"' + b"x" * 60_000 + b'"}'))
-            else:
-                await call.send(STREAM_HEAD + chunk(EVENT * 800) + chunk(DONE) + b"0\r\n\r\n")
-
-        async with on_stage(last, timeouts={"client_write": "2s"}) as (on, _):
+        last = {
+            "whole": answers(200, b'{"x":"' + b"x" * 60_000 + b'"}'),
+            "stream": streams(EVENT * 800, DONE),
+        }
+        async with on_stage(last[what], timeouts={"client_write": "2s"}) as (on, _):
             client = await Raw.connect(on, receives=4096)
             await little_room(on)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]

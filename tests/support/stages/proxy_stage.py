@@ -245,8 +245,7 @@ class Stage:
 
     async def told(self, page: str) -> Any:
         """GET a page of JSON from the admin port."""
-        async with self.client.get(self.proxy.admin_url + page) as response:
-            return json.loads(await response.read())
+        return json.loads(await self.admin(page))
 
     async def status_of(self, url: str, **options: Any) -> int:
         """GET `url`, and return the status of the answer."""
