@@ -302,12 +302,7 @@ class TestFull:
 class TestServerErrors:
     async def test_healthy_but_failing_is_put_out_and_tried_again(self) -> None:
         """vLLM with --shutdown-timeout: /health is 200 and every new request gets a 500."""
-        serves = [fails]
-
-        async def as_told(call: Call) -> None:
-            await serves[0](call)
-
-        async with on_stage(as_told, stream) as (on, backends):
+        async with on_stage(fails, stream) as (on, backends):
             for _ in range(20):
                 assert await ask(on) == (200, GOOD)
             assert len(backends[0].calls) == 3
@@ -316,7 +311,7 @@ class TestServerErrors:
                 await asyncio.sleep(0.3)
                 assert await ask(on) == (200, GOOD)
             assert 4 <= len(backends[0].calls) <= 6  # trials
-            serves[0] = stream
+            backends[0].serve = stream
             await asyncio.sleep(31)
             for _ in range(4):
                 assert await ask(on) == (200, GOOD)
@@ -343,19 +338,13 @@ class TestServerErrors:
     @pytest.mark.parametrize("says", ["500", "event", "abort", "500 to embeddings"])
     async def test_an_engine_that_fails_everyone_as_it_dies_costs_nobody(self, says: str) -> None:
         """vLLM answers all requests itself when its engine has died, and is not well from then."""
-        dies, dying = asyncio.Event(), list[RawBackend]()
+        dies = asyncio.Event()
         said = {"event": error_event("EngineCore encountered an issue.", 500), "abort": ABORT}
         serve = streams(said[says], DONE) if says in said else fails
-
-        async def fail_together(call: Call) -> None:
-            await dies.wait()
-            dying[0].healthy = False
-            await serve(call)
-
-        async with on_stage(fail_together, by_request, **AHEAD) as (on, backends):
-            dying.append(backends[0])
+        async with on_stage(late(dies, serve), by_request, **AHEAD) as (on, backends):
             path = "/v1/embeddings" if says == "500 to embeddings" else "/v1/completions"
             tasks = await all_at_the_first(on, backends, 12, path)
+            backends[0].healthy = False
             dies.set()
             assert await asyncio.gather(*tasks) == [(200, GOOD)] * 12
 
@@ -374,20 +363,14 @@ class TestServerErrors:
             assert [status for status, _ in await asyncio.gather(*queued)] == [200, 200]
 
     async def test_gray_failure_is_drained_and_comes_back(self) -> None:
-        pace = [3.0]
-
-        async def slow(call: Call) -> None:
-            await asyncio.sleep(pace[0])
-            await stream(call)
-
-        async with on_stage(slow, late(0.05, stream), **AHEAD) as (on, _):
+        async with on_stage(late(3.0, stream), late(0.05, stream), **AHEAD) as (on, backends):
             cost = {name: b.cost for name, b in on.proxy.driver.shaper.backends.items()}
             for _ in range(12):
                 await asyncio.gather(*at_once(on, 6))
                 for model in cost.values():  # frozen: else the prediction follows, which is right
                     model.scale = (1.0, 1.0, 1.0)
             assert any("b0 is ejected (first tokens" in line for line in on.said)
-            pace[0] = 0.05
+            backends[0].serve = late(0.05, stream)
             await asyncio.sleep(31)
             for _ in range(6):
                 await asyncio.gather(*at_once(on, 6))
@@ -720,25 +703,16 @@ class TestMidStream:
 
     @pytest.mark.parametrize("after", ["stall", "reset", "close", "bad chunk", "more", "flood"])
     async def test_nothing_after_done_spoils_it(self, after: str) -> None:
-        async def serve(call: Call) -> None:
-            await call.send(STREAM_HEAD + chunk(EVENT) + chunk(DONE))
-            match after:
-                case "reset":
-                    call.reset()
-                case "close":
-                    call.writer.close()
-                case "bad chunk":
-                    await asyncio.sleep(0.1)  # else one read takes all of it, and it is a 502
-                    await call.send(b"zz\r\n")
-                case "more":
-                    await call.send(chunk(EVENT) + b"0\r\n\r\n")
-                case "flood":
-                    while True:
-                        await call.send(chunk(EVENT * 100))
-                        await asyncio.sleep(0.1)
-            await call.hung_up()
-
-        async with on_stage(serve) as (on, backends):
+        done = STREAM_HEAD + chunk(EVENT) + chunk(DONE)
+        serves = {
+            "stall": sends(done),
+            "reset": sends(done, end="reset"),
+            "close": sends(done, end="close"),
+            "bad chunk": sends(done, b"zz\r\n"),  # in one read with the rest, it is a 502
+            "more": sends(done + chunk(EVENT) + b"0\r\n\r\n"),
+            "flood": sends(done, *[chunk(EVENT * 100)] * 100),
+        }
+        async with on_stage(serves[after]) as (on, backends):
             began = now()
             assert await ask(on) == (200, EVENT + DONE)
             assert now() - began < 1
