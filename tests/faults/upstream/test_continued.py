@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.faulty_backends import ABORT, End, error_event
+from fakes.faulty_backends import ABORT, End, error_event, late
 from fakes.text_engine import TEXT, WORDS, TextEngine
-from stages.proxy_stage import ONE_SLOT, Call, Stage, answer, on_stage, until
+from stages.proxy_stage import ONE_SLOT, Stage, answer, on_stage, silent, until
 from stages.vllm_stage import payloads
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}], "stream": True}
@@ -196,15 +196,11 @@ async def test_it_is_switched_off() -> None:
 
 
 async def test_a_client_leaves_while_its_stream_moves() -> None:
-    class Slow(TextEngine):
-        async def serve(self, call: Any) -> None:
-            self.asked.append({})
-            await call.hung_up()
-
-    other = Slow()
+    other = TextEngine()
+    other.backend.serve = silent
     async with before(TextEngine(dies_after=4), other) as on:
         task = asyncio.create_task(ask(on, CHAT))
-        await until(lambda: bool(other.asked))
+        await until(lambda: other.backend.open == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -271,12 +267,10 @@ async def test_a_drain_now_leaves_what_nobody_can_go_on_with(why: str) -> None:
 
 
 async def test_heartbeats_came_before_it() -> None:
-    class Late(TextEngine):
-        async def serve(self, call: Call) -> None:
-            await asyncio.sleep(5.0)
-            await TextEngine.serve(self, call)
-
-    async with before(Late(dies_after=7), Late(), timeouts={"keep_alive": "1s"}) as on:
+    engines = TextEngine(dies_after=7), TextEngine()
+    for engine in engines:
+        engine.backend.serve = late(5.0, engine.serve)
+    async with before(*engines, timeouts={"keep_alive": "1s"}) as on:
         got, whole = await ask(on, CHAT | USAGE)
     assert whole
     assert got.startswith(b": keep-alive\n\n")
