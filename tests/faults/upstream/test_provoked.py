@@ -4,15 +4,7 @@ import asyncio
 
 import pytest
 from fakes.faulty_backends import error_event, fails, resets, streams
-from stages.proxy_stage import (
-    DONE,
-    EVENT,
-    Call,
-    Serve,
-    by_request,
-    on_stage,
-    until,
-)
+from stages.proxy_stage import DONE, EVENT, Call, Serve, by_request, on_stage, until
 
 POISON = {"prompt": "poison", "max_tokens": 3}
 

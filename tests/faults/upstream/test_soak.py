@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 from collections import Counter
-from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
@@ -15,9 +14,9 @@ from stages.proxy_stage import (
     Call,
     RawBackend,
     Stage,
+    on_stage,
     settle,
     silent,
-    stage,
     stream,
     whole,
 )
@@ -87,14 +86,8 @@ async def test_nothing_is_left_over() -> None:
             await asyncio.sleep(dice.random() * 0.05)
 
     before = descriptors()
-    async with AsyncExitStack() as stack:
-        backends = [RawBackend(Mean(10 + i)) for i in range(3)]
-        for backend in backends:
-            await stack.enter_async_context(backend.running())
-        times = {"idle": "3s", "first_token": "5s", "answer": "5s", "client_write": "2s"}
-        on = await stack.enter_async_context(
-            stage([b.url for b in backends], timeouts=times)
-        )  # fmt: skip
+    times = {"idle": "3s", "first_token": "5s", "answer": "5s", "client_write": "2s"}
+    async with on_stage(*(Mean(10 + i) for i in range(3)), timeouts=times) as (on, backends):
         tasks_before = len(proxy_tasks())
         flapping = [asyncio.create_task(flap(b)) for b in backends]
         left: list[None] = [None] * REQUESTS

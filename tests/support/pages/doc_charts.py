@@ -8,15 +8,7 @@ from typing import Any
 
 from guard import FOREBAY
 from headline import SEEDS, SUSTAINED
-from pages.doc_results import (
-    CHARTED,
-    FLAG,
-    LABELS,
-    TRAFFIC,
-    percent,
-    routers_of,
-    spread,
-)
+from pages.doc_results import CHARTED, FLAG, LABELS, TRAFFIC, percent, routers_of, spread
 
 THEMES = {
     "light": {"text": "#1f2328", "soft": "#59636e", "ours": "#0969da", "other": "#b6bfc9"},
