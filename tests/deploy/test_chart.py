@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy_tools import needs_tool, tool
+from deploy_tools import check, needs_tool, tool
 from paths import ROOT, TESTS
 
 from forebay.proxy.config.sources import load_config
@@ -78,11 +78,7 @@ def test_the_objects_match_the_schemas(version: str, tmp_path: Path) -> None:
     file = tmp_path / "objects.yaml"
     rendered = [one for values in (MINIMAL, EVERYTHING, KEDA) for one in objects(values).values()]
     file.write_text(yaml.safe_dump_all(o for o in rendered if o["kind"] not in OF_OPERATORS))
-    done = subprocess.run(
-        [tool("kubernetes-validate"), "--strict", "-k", version, str(file)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    check("kubernetes-validate", "--strict", "-k", version, str(file))
 
 
 def test_every_switch_adds_its_object() -> None:
@@ -184,6 +180,4 @@ def test_the_example_for_kubernetes(tmp_path: Path) -> None:
     file.write_text(
         yaml.safe_dump_all([*native, yaml.safe_load((folder / "rag-app.yaml").read_text())])
     )
-    words = [tool("kubernetes-validate"), "--strict", "-k", "1.37", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check("kubernetes-validate", "--strict", "-k", "1.37", str(file))

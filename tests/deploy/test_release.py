@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from checkout import copy_of_tracked
-from deploy_tools import needs_tool, tool
+from deploy_tools import check, needs_tool, tool
 from locks import LOCKS, pinned
 from paths import ROOT
 from release_version import versions
@@ -45,16 +45,12 @@ def test_every_file_has_the_same_version() -> None:
     ],
 )
 def test_the_file_matches_its_schema(schema: str, files: list[Path]) -> None:
-    words = [tool("check-jsonschema"), "--builtin-schema", f"vendor.{schema}", *map(str, files)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    check("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, files))
 
 
 @needs_tool("zizmor")
 def test_the_workflows_are_safe() -> None:
-    words = (tool("zizmor"), "--offline", "--no-progress", str(GITHUB))
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    check("zizmor", "--offline", "--no-progress", str(GITHUB))
 
 
 def test_actions_are_pinned_by_commit() -> None:
@@ -74,9 +70,7 @@ def test_the_workflows_run_what_is_here() -> None:
 
 @needs_tool("hadolint")
 def test_the_containerfile_is_clean() -> None:
-    words = (tool("hadolint"), str(ROOT / "deploy" / "Containerfile"))
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    check("hadolint", str(ROOT / "deploy" / "Containerfile"))
 
 
 @needs_tool("cibuildwheel")

@@ -1,5 +1,7 @@
 """Programs that check the files in deploy/ and .github/: `make deploy-tools` installs them."""
 
+import subprocess
+
 import pytest
 from paths import ROOT
 
@@ -13,3 +15,9 @@ def tool(name: str) -> str:
 def needs_tool(name: str) -> pytest.MarkDecorator:
     missing = not (FOLDER / name).exists()
     return pytest.mark.skipif(missing, reason=f"needs {name}: make deploy-tools")
+
+
+def check(name: str, *words: str) -> None:
+    """Assert that a tool finds nothing wrong."""
+    done = subprocess.run([tool(name), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -251,7 +251,7 @@ def smuggling() -> dict[str, bytes]:
             "cr-line-end": b"X: y\r" + c + b"Transfer-Encoding: chunked",
         }.items():
             found[f"{place}-{code:02x}"] = line
-    for name, line in {
+    return found | {
         "case": b"tRANSFER-eNCODING: cHUNKED",
         "underscore": b"Transfer_Encoding: chunked",
         "escaped": b"Transfer%2dEncoding: chunked",
@@ -268,9 +268,7 @@ def smuggling() -> dict[str, bytes]:
         "empty-then": b"Transfer-Encoding:\r\nTransfer-Encoding: chunked",
         "no-space": b"Transfer-Encoding:chunked",
         "many-spaces": b"Transfer-Encoding:" + b" " * 50 + b"chunked",
-    }.items():
-        found[name] = line
-    return found
+    }
 
 
 def shapes(line: bytes) -> dict[str, bytes]:
