@@ -136,8 +136,7 @@ def read_fields(
         members["stream_options"] = INCLUDE_USAGE
     quota_tokens = 0
     if tenant:
-        if priority:
-            members["priority"] = "0"  # no client goes before other tenants
+        _keep_equal(members, priority)
         quota_tokens = _quota_tokens(text, reading, tokens)
     body = with_members(body, members)
     blocks = chain(prompt, block_bytes, cache)
@@ -174,6 +173,12 @@ def _continues(
     one_text = streams and request.pure and request.sequences == 1
     text_only = dialect.tokenizes and not text.token_ids and reading.continue_streams
     return one_text and text_only and may_continue(fields)
+
+
+def _keep_equal(members: dict[str, str], priority: int) -> None:
+    """Give no client a priority over other tenants."""
+    if priority:
+        members["priority"] = "0"
 
 
 def _cache_of(salt: str | None, model: Wanted, *, shared: bool) -> str | None:

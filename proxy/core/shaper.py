@@ -149,7 +149,7 @@ class Shaper:
             uncached = max(1, min(tokens, tokens - cached))
             taken_s = backend.cost.predict_s(uncached, tokens)
             state.correct_charge(request.tenant, taken_s - sent.prefill_s, now)
-        backend.cache.reported(sent.visit, cached_tokens, prompt_tokens, backend.kv_tokens)
+        backend.learn_cached(sent, cached_tokens, prompt_tokens)
 
     def generated(self, request_id: str, output_tokens: int) -> None:
         """Learn from a complete answer without usage. Call it before `finish`.

@@ -74,9 +74,7 @@ class WorkersAdmin:
             case "GET" | "HEAD", "/readyz":
                 return await self._readiness()
             case "GET", "/metrics":
-                ago_s = seconds_ago(request)
-                query = "" if ago_s is None else f"?ago={ago_s:.0f}"
-                text = generate_latest(await self._registry(query))
+                text = generate_latest(await self._registry(seconds_ago(request)))
                 return web.Response(
                     body=text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
                 )
@@ -234,7 +232,8 @@ class WorkersAdmin:
             ],
         }
 
-    async def _registry(self, query: str) -> CollectorRegistry:
+    async def _registry(self, ago_s: float | None) -> CollectorRegistry:
+        query = "" if ago_s is None else f"?ago={ago_s:.0f}"
         answers = await self._ask(f"/metrics{query}")
         texts = {i: body.decode() for i, (status, body) in answers.items() if status == 200}
         up = GaugeMetricFamily("forebay_worker_up", "1 if the worker responds", labels=["worker"])

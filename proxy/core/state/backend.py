@@ -318,6 +318,10 @@ class Backend:
         give_back(self, sent)
         return prefilling
 
+    def learn_cached(self, sent: InFlight, cached_tokens: int | None, prompt_tokens: int) -> None:
+        """Learn the cached tokens that an answer reports. None, or 0 of a prompt: unknown."""
+        self.cache.reported(sent.visit, cached_tokens, prompt_tokens, self.kv_tokens)
+
     def _end_prefill(self, sent: InFlight, now: float) -> None:
         self.prefill_queue.leave(sent, now)
         if self.elsewhere is not None:
