@@ -70,9 +70,9 @@ CHARTS = {
     "document-p99": _tail("documents"),
 }  # fmt: skip
 """The charts, by the beginning of their files' names. All show the same traffic."""
-LEFT, WIDTH, ROW = 130, 540, 24  # of a chart, in pixels; a phone shows two thirds of them
-RIGHT = 215  # room for the words beside the longest bar
-LINE, LINE_CHARS, TITLE_CHARS = 16, 82, 68  # of the caption and the title
+LEFT, WIDTH, ROW = 150, 560, 24  # of a chart, in pixels; a phone shows two thirds of them
+RIGHT = 235  # room for the words beside the longest bar
+LINE, LINE_CHARS, TITLE_CHARS = 16, 76, 64  # of the caption and the title
 
 
 def chart(name: str, theme: str) -> str:
