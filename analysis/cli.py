@@ -10,7 +10,7 @@ import typer
 
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json, talk
-from forebay.traces.ground.command_line.options import AsJson, Force, an_option, takes_options
+from forebay.traces.ground.command_line.options import AsJson, Force, takes_options
 from forebay.traces.ground.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,11 +27,13 @@ compare_app = new_app()
 report_app = new_app()
 
 Beyond = Annotated[
-    int, an_option("Hide a percentile with fewer samples beyond it.", "--min-beyond", min=0)
+    int, typer.Option("--min-beyond", min=0, help="Hide a percentile with fewer samples beyond it.")
 ]
 SloText = Annotated[
     str | None,
-    an_option("Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s.", "--slo"),
+    typer.Option(
+        "--slo", help="Recompute goodput for other targets, e.g. chat.ttft=2s,document.ttft=15s."
+    ),
 ]
 
 
@@ -41,27 +43,32 @@ class FigureOptions:
 
     price_per_gpu_hour: Annotated[
         float | None,
-        an_option("Price of a GPU for an hour: adds the cost of a million tokens.", min=0.0),
+        typer.Option(
+            min=0.0, help="Price of a GPU for an hour: adds the cost of a million tokens."
+        ),
     ] = None
     gpus: Annotated[
-        int | None, an_option("GPUs that the price counts; default: those of the run.", min=1)
+        int | None,
+        typer.Option(min=1, help="GPUs that the price counts; default: those of the run."),
     ] = None
     since: Annotated[
-        str | None, an_option("Only requests due since then: 24h or 7d before the end, or a date.")
+        str | None,
+        typer.Option(help="Only requests due since then: 24h or 7d before the end, or a date."),
     ] = None
     between: Annotated[
         list[str] | None,
-        an_option(
-            "Only requests due then: 1m..5m of the run, or dates. Once for each run, or "
-            "several times for a single one, which are then compared.",
+        typer.Option(
             metavar="START..END",
+            help="Only requests due then: 1m..5m of the run, or dates. Once for each run, or "
+            "several times for a single one, which are then compared.",
         ),
     ] = None
     unit: Annotated[
-        str | None, an_option("Unit of a histogram file that does not state it: ns, us, ms, s.")
+        str | None,
+        typer.Option(help="Unit of a histogram file that does not state it: ns, us, ms, s."),
     ] = None
-    markdown: Annotated[bool, an_option("Write a Markdown table.", "--markdown")] = False
-    as_csv: Annotated[bool, an_option("Write CSV, in base units.", "--csv")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write a Markdown table.")] = False
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, in base units.")] = False
     as_json: AsJson = False
 
     def form(self) -> str:
@@ -118,18 +125,18 @@ def compare(
     min_beyond: Beyond = 10,
     fail_if: Annotated[
         list[str] | None,
-        an_option(
-            "Exit with status 1 if a run meets it, e.g. 'chat.ttft_p99 > 5%' (against A), "
-            "'e2e_p50 > 2s' or 'attainment < 0.99'; may be repeated.",
+        typer.Option(
             metavar="CONDITION",
+            help="Exit with status 1 if a run meets it, e.g. 'chat.ttft_p99 > 5%' (against A), "
+            "'e2e_p50 > 2s' or 'attainment < 0.99'; may be repeated.",
         ),
     ] = None,
     fail_if_worse: Annotated[
         bool,
-        an_option(
-            "Exit with status 1 if a run is worse in a figure of the headline, or the runs "
-            "cannot be compared.",
+        typer.Option(
             "--fail-if-worse",
+            help="Exit with status 1 if a run is worse in a figure of the headline, or the runs "
+            "cannot be compared.",
         ),
     ] = False,
     figures: FigureOptions,
@@ -231,10 +238,10 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        an_option("The file to write; default: report.html, .md or .csv.", "--out", "-o"),
+        typer.Option("--out", "-o", help="The file to write; default: report.html, .md or .csv."),
     ] = None,
     slo: SloText = None,
-    title: Annotated[str | None, an_option("Heading of the page.")] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     min_beyond: Beyond = 10,
     force: Force = False,
     figures: FigureOptions,

@@ -26,7 +26,6 @@ from forebay.traces.ground.command_line.options import (
     Buckets,
     SloText,
     TraceArgument,
-    an_option,
     takes_options,
 )
 from forebay.traces.ground.errors import InputError
@@ -58,17 +57,18 @@ def replay_command(
     trace: TraceArgument,
     new_options: Callable[..., ReplayOptions],
     target: Annotated[
-        list[str] | None, an_option("base URL; several get requests round robin")
+        list[str] | None, typer.Option(help="base URL; several get requests round robin")
     ] = None,
-    out: Annotated[Path | None, an_option("folder for the run; default: runs/TIME")] = None,
-    arrivals: Annotated[str, an_option(KINDS)] = "trace",
+    out: Annotated[Path | None, typer.Option(help="folder for the run; default: runs/TIME")] = None,
+    arrivals: Annotated[str, typer.Option(help=KINDS)] = "trace",
     buckets: Buckets = BUCKETS,
     slo: SloText = None,
     keys: Annotated[
-        Path | None, an_option("YAML file with an API key for each tenant of the trace")
+        Path | None, typer.Option(help="YAML file with an API key for each tenant of the trace")
     ] = None,
     metrics: Annotated[
-        list[str] | None, an_option("URL of a /metrics page to sample each second; may be repeated")
+        list[str] | None,
+        typer.Option(help="URL of a /metrics page to sample each second; may be repeated"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

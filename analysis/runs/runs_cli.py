@@ -9,7 +9,7 @@ import typer
 
 from forebay.traces.ground.command_line.command import new_app
 from forebay.traces.ground.command_line.messages import print_json, talk
-from forebay.traces.ground.command_line.options import AsJson, Force, Output, an_option
+from forebay.traces.ground.command_line.options import AsJson, Force, Output
 from forebay.traces.ground.errors import InputError
 
 HELP = """Merged runs, runs in the formats of other tools, and scores of their answers.
@@ -65,7 +65,9 @@ def export(
     format_name: Annotated[str, typer.Argument(metavar="FORMAT", help="name of the format")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
     output: Output = "-",
-    tag: Annotated[str, an_option("metric of hgrm, with or without a bucket")] = "ttft_response",
+    tag: Annotated[
+        str, typer.Option(help="metric of hgrm, with or without a bucket")
+    ] = "ttft_response",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +96,7 @@ def export(
 @app.command(help=MERGE)
 def merge(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="two or more run folders")],
-    out: Annotated[Path, an_option("folder for the merged run", "--out", "-o")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder for the merged run")],
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +113,8 @@ def merge(
 def score(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
     references: Annotated[
-        Path | None, an_option("file of reference answers; default: the one beside the run's trace")
+        Path | None,
+        typer.Option(help="file of reference answers; default: the one beside the run's trace"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

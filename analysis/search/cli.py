@@ -18,7 +18,6 @@ from forebay.traces.ground.command_line.options import (
     TimeScale,
     TrafficOptions,
     a_time,
-    an_option,
     same_named,
     takes_options,
 )
@@ -70,31 +69,38 @@ class LabTarget(Protocol):
 class SearchArguments(TrafficOptions):
     """The options of `forebay search` as they are typed."""
 
-    target: Annotated[list[str], an_option("base URL, or sim:MODEL@GPU; round robin over several")]
+    target: Annotated[
+        list[str], typer.Option(help="base URL, or sim:MODEL@GPU; round robin over several")
+    ]
     attainment: Annotated[
-        float, an_option("share of the requests that must meet their targets")
+        float, typer.Option(help="share of the requests that must meet their targets")
     ] = 0.99
     resolution: Annotated[
         float | None,
-        an_option("distance of neighbouring loads, as a share; default: 0.02, for a URL 0.05"),
+        typer.Option(
+            help="distance of neighbouring loads, as a share; default: 0.02, for a URL 0.05"
+        ),
     ] = None
     requests: Annotated[
         int | None,
-        an_option("fewest requests of a part of a load; default: 2000, for a URL 250", min=100),
+        typer.Option(
+            min=100, help="fewest requests of a part of a load; default: 2000, for a URL 250"
+        ),
     ] = None
-    parts: Annotated[int, an_option("most parts of a load", min=1)] = PARTS
+    parts: Annotated[int, typer.Option(min=1, help="most parts of a load")] = PARTS
     start: Annotated[
-        float | None, an_option("first load, requests a second; default: the trace's own")
+        float | None, typer.Option(help="first load, requests a second; default: the trace's own")
     ] = None
     curve: Annotated[
-        str | None, an_option("loads such as 1,2,4: measure a part of each, without a search")
+        str | None,
+        typer.Option(help="loads such as 1,2,4: measure a part of each, without a search"),
     ] = None
-    out: Annotated[Path | None, an_option("folder for the trials; needed for a URL")] = None
-    gpus: Annotated[int, an_option("engines of a sim: target", min=1)] = 1
-    policy: Annotated[str, an_option("routing policy of a sim: target, or direct (no proxy)")] = (
-        "warm_or_least_work"
-    )
-    config: Annotated[Path | None, an_option("the proxy's YAML, for a sim: target")] = None
+    out: Annotated[Path | None, typer.Option(help="folder for the trials; needed for a URL")] = None
+    gpus: Annotated[int, typer.Option(min=1, help="engines of a sim: target")] = 1
+    policy: Annotated[
+        str, typer.Option(help="routing policy of a sim: target, or direct (no proxy)")
+    ] = "warm_or_least_work"
+    config: Annotated[Path | None, typer.Option(help="the proxy's YAML, for a sim: target")] = None
     model: AskedModel = None
     endpoint: Endpoint = "completions"
     time_scale: TimeScale = 1.0
@@ -104,7 +110,7 @@ class SearchArguments(TrafficOptions):
     ] = 120.0
     buckets: Buckets = BUCKETS
     api_key: ApiKey = None
-    force: Annotated[bool, an_option("forget the search in --out", "--force")] = False
+    force: Annotated[bool, typer.Option("--force", help="forget the search in --out")] = False
     as_json: AsJson = False
 
     @property

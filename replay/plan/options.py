@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from forebay.replay.plan.schedule import TRACE_ARRIVALS, Arrivals
 from forebay.replay.plan.slo import Slo, default_slos
 from forebay.traces.ground.buckets import DEFAULT_BUCKETS, LengthBucket
@@ -23,7 +25,6 @@ from forebay.traces.ground.command_line.options import (
     TooLong,
     Turns,
     a_time,
-    an_option,
 )
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -62,7 +63,7 @@ class ReplayOptions:
     ask_models: bool = True
     rate_per_s: Annotated[
         float | None,
-        an_option("mean requests a second; changes the gaps, drops no request", "--rate"),
+        typer.Option("--rate", help="mean requests a second; changes the gaps, drops no request"),
     ] = None
     speed: Speed = None
     duration_s: Duration = None
@@ -75,34 +76,37 @@ class ReplayOptions:
     think_s: Annotated[float, a_time("pause between requests of a closed loop", "--think")] = 0.0
     turns: Turns = "wait"
     history: Annotated[
-        str, an_option("history of later turns: trace, or answers (the server's)")
+        str, typer.Option(help="history of later turns: trace, or answers (the server's)")
     ] = "trace"
     lengths: Annotated[
-        str, an_option("length of answers: exact (the trace's), or free (the model's)")
+        str, typer.Option(help="length of answers: exact (the trace's), or free (the model's)")
     ] = "exact"
     keep_answers: Annotated[
-        bool, an_option("keep the text of answers in answers.jsonl", "--keep-answers")
+        bool, typer.Option("--keep-answers", help="keep the text of answers in answers.jsonl")
     ] = False
     time_scale: TimeScale = 1.0
     max_in_flight: Annotated[
-        int, an_option("most requests in flight; waits for this limit are measured")
+        int, typer.Option(help="most requests in flight; waits for this limit are measured")
     ] = 10_000
-    processes: Annotated[int, an_option("processes that send, each a part of the sessions")] = 1
+    processes: Annotated[
+        int, typer.Option(help="processes that send, each a part of the sessions")
+    ] = 1
     ray: Annotated[
-        str | None, an_option("address of a Ray cluster, each machine of which runs --processes")
+        str | None,
+        typer.Option(help="address of a Ray cluster, each machine of which runs --processes"),
     ] = None
     metrics: tuple[str, ...] = ()
     salt: Annotated[
         str | None,
-        an_option(
-            "seed of made prompts; default: a new one, which no cache has seen. An old salt "
+        typer.Option(
+            help="seed of made prompts; default: a new one, which no cache has seen. An old salt "
             "meets the caches of its last run"
         ),
     ] = None
     max_model_len: Annotated[
-        int | None, an_option("context limit in tokens, if lower than the target's own")
+        int | None, typer.Option(help="context limit in tokens, if lower than the target's own")
     ] = None
-    warmup: Annotated[int, an_option("small unmeasured requests beforehand")] = 0
+    warmup: Annotated[int, typer.Option(help="small unmeasured requests beforehand")] = 0
     first_token_timeout_s: Annotated[
         float, a_time("longest time from sending to the first token", "--first-token-timeout")
     ] = 600.0
@@ -114,7 +118,7 @@ class ReplayOptions:
     ] = 900.0
     api_key: ApiKey = None
     force: Force = False
-    quiet: Annotated[bool, an_option("show no progress", "--quiet")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""

@@ -13,7 +13,7 @@ from forebay.traces.cli.output import Totals, check_output, print_result, to_fil
 from forebay.traces.edit.edit import anonymise, cap, cut, merge, sample, scale, shift, thin
 from forebay.traces.formats import open_trace
 from forebay.traces.ground.command_line.messages import talk
-from forebay.traces.ground.command_line.options import AsJson, Force, Output, Seed, an_option
+from forebay.traces.ground.command_line.options import AsJson, Force, Output, Seed
 from forebay.traces.ground.command_line.quantities import seconds
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
@@ -45,7 +45,7 @@ def _note(context: typer.Context, option: typer.CallbackParam, value: Any) -> An
 
 
 def _step(help_text: str, metavar: str | None = None) -> Any:
-    return an_option(help_text, callback=_note, metavar=metavar)
+    return typer.Option(callback=_note, metavar=metavar, help=help_text)
 
 
 def edit_trace(
@@ -76,10 +76,10 @@ def edit_trace(
     ] = None,
     anonymise: Annotated[
         bool,
-        an_option(
-            f"replace text and names by hashes with the key in {SALT}, else a random key",
+        typer.Option(
             "--anonymise",
             callback=_note,
+            help=f"replace text and names by hashes with the key in {SALT}, else a random key",
         ),
     ] = False,
     seed: Seed = 0,
@@ -180,7 +180,7 @@ CHANGES: dict[str, Callable[[Rows, Any, int], Rows]] = {
 def merge_traces(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="two traces or more")],
     shared: Annotated[
-        bool, an_option("equal block ids of the traces are equal text", "--shared")
+        bool, typer.Option("--shared", help="equal block ids of the traces are equal text")
     ] = False,
     output: Output = "-",
     force: Force = False,

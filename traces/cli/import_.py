@@ -26,7 +26,6 @@ from forebay.traces.ground.command_line.options import (
     Force,
     Output,
     Seed,
-    an_option,
     one_or_more,
     takes_options,
 )
@@ -59,14 +58,14 @@ def import_trace(
     output: Output = "-",
     columns: Annotated[
         str | None,
-        an_option(
-            "columns of any other CSV, JSON or Parquet file",
+        typer.Option(
             "--map",
             metavar="TARGET=COLUMN[:UNIT],...",
+            help="columns of any other CSV, JSON or Parquet file",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, an_option("show format, mapping and first rows; write nothing", "--dry-run")
+        bool, typer.Option("--dry-run", help="show format, mapping and first rows; write nothing")
     ] = False,
     options: ReadOptions,
     force: Force = False,

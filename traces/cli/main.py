@@ -32,7 +32,6 @@ from forebay.traces.ground.command_line.options import (
     Rate,
     Seed,
     SkipBad,
-    an_option,
     one_or_more,
 )
 from forebay.traces.ground.errors import InputError
@@ -48,8 +47,10 @@ app.add_typer(synth_app, name="synth")
 
 Tokens = Annotated[
     str,
-    an_option(
-        "encoding, model or tokenizer.json to count with, or estimate", "--tokens", "--tokenizer"
+    typer.Option(
+        "--tokens",
+        "--tokenizer",
+        help="encoding, model or tokenizer.json to count with, or estimate",
     ),
 ]
 
@@ -69,9 +70,9 @@ def fetch(
         typer.Argument(metavar="NAME", help="name of the trace or task; without it, list them"),
     ] = None,
     output: Annotated[
-        str | None, an_option("file to write; default: the published name", "--out", "-o")
+        str | None, typer.Option("--out", "-o", help="file to write; default: the published name")
     ] = None,
-    url: Annotated[str | None, an_option("URL of a mirror")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of a mirror")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -133,15 +134,18 @@ def zeroscrolls(
         list[str], typer.Argument(metavar="PATH...", help="zip file, directory or .jsonl file")
     ],
     output: Output,
-    task: Annotated[str | None, an_option("the task, if the path does not name it")] = None,
-    split: Annotated[str, an_option("test or validation")] = "test",
-    form: Annotated[str, an_option("completions (input unchanged) or chat")] = ("completions"),
-    order: Annotated[str, an_option("file, grouped, shuffled or zipf")] = "file",
-    zipf: Annotated[float, an_option("exponent of --order zipf")] = 0.8,
+    task: Annotated[str | None, typer.Option(help="the task, if the path does not name it")] = None,
+    split: Annotated[str, typer.Option(help="test or validation")] = "test",
+    form: Annotated[str, typer.Option(help="completions (input unchanged) or chat")] = (
+        "completions"
+    ),
+    order: Annotated[str, typer.Option(help="file, grouped, shuffled or zipf")] = "file",
+    zipf: Annotated[float, typer.Option(help="exponent of --order zipf")] = 0.8,
     context: Annotated[
-        int | None, an_option("context in tokens; prompts are cut to fit it with their answers")
+        int | None,
+        typer.Option(help="context in tokens; prompts are cut to fit it with their answers"),
     ] = None,
-    limit: Annotated[int | None, an_option("most requests, counted in that order")] = None,
+    limit: Annotated[int | None, typer.Option(help="most requests, counted in that order")] = None,
     tokens: Tokens = DEFAULT_ENCODING,
     arrivals: Arrivals = "poisson",
     rate: Rate = 1.0,
@@ -216,20 +220,23 @@ def zeroscrolls(
 def needle(
     output: Output,
     haystack: Annotated[
-        list[str] | None, an_option('.jsonl of {"doc_id", "text"} rows; default: meaningless words')
+        list[str] | None,
+        typer.Option(help='.jsonl of {"doc_id", "text"} rows; default: meaningless words'),
     ] = None,
-    lengths: Annotated[str, an_option("prompt tokens, separated by commas")] = "8192,32768,122880",
+    lengths: Annotated[
+        str, typer.Option(help="prompt tokens, separated by commas")
+    ] = "8192,32768,122880",
     depths: Annotated[
-        str, an_option("from 0 (start) to 1 (end), separated by commas")
+        str, typer.Option(help="from 0 (start) to 1 (end), separated by commas")
     ] = "0.1,0.5,0.9",
-    questions: Annotated[int, an_option("questions for each haystack")] = 4,
-    output_tokens: Annotated[int, an_option("tokens of each answer")] = 32,
+    questions: Annotated[int, typer.Option(help="questions for each haystack")] = 4,
+    output_tokens: Annotated[int, typer.Option(help="tokens of each answer")] = 32,
     tokens: Tokens = DEFAULT_ENCODING,
     arrivals: Arrivals = "constant",
     rate: Rate = 1.0,
     seed: Seed = 0,
     answers: Annotated[
-        str | None, an_option("file for expected answers; default: OUTPUT.answers.jsonl")
+        str | None, typer.Option(help="file for expected answers; default: OUTPUT.answers.jsonl")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

@@ -14,7 +14,6 @@ from forebay.traces.ground.command_line.options import (
     Output,
     Seed,
     a_time,
-    an_option,
     takes_options,
 )
 from forebay.traces.ground.errors import InputError
@@ -91,7 +90,7 @@ def sessions_of_agents(spec: AgentSessions, to: WrittenTrace) -> None:
 def fitted(
     *,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="file of forebay traces fit")],
-    speed: Annotated[float, an_option("factor of the rate of new sessions")] = 1.0,
+    speed: Annotated[float, typer.Option(help="factor of the rate of new sessions")] = 1.0,
     duration: Annotated[
         float | None, a_time("length of the trace; default: as the fitted one", "--duration")
     ] = None,

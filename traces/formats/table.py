@@ -14,9 +14,11 @@ from pathlib import Path
 from sys import maxsize
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
+import typer
+
 from forebay.traces.formats.head import Head, head_of, numbered_result
 from forebay.traces.formats.totals import is_table, refuse_without_requests
-from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time, an_option
+from forebay.traces.ground.command_line.options import Seed, SkipBad, a_time
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.reading.containers import Rows, table_rows, unpacked
@@ -44,21 +46,26 @@ class ReadOptions:
     """
 
     sort: Annotated[
-        bool, an_option("sort all rows by arrival (keeps them in memory)", "--sort")
+        bool, typer.Option("--sort", help="sort all rows by arrival (keeps them in memory)")
     ] = False
     skip_bad: SkipBad = False
-    input_tokens: Annotated[int | None, an_option("prompt tokens of such a row")] = None
-    output_tokens: Annotated[int | None, an_option("answer tokens of such a row")] = None
+    input_tokens: Annotated[int | None, typer.Option(help="prompt tokens of such a row")] = None
+    output_tokens: Annotated[int | None, typer.Option(help="answer tokens of such a row")] = None
     block_tokens: Annotated[
-        int | None, an_option("tokens of a block of hash_ids; default: the format's")
+        int | None, typer.Option(help="tokens of a block of hash_ids; default: the format's")
     ] = None
     time_unit: Annotated[
-        str | None, an_option("mooncake, aiperf: s, ms, us or ns; default: ms")
+        str | None, typer.Option(help="mooncake, aiperf: s, ms, us or ns; default: ms")
     ] = None
     tokens: Annotated[
-        str, an_option("encoding, model or tokenizer.json, or estimate", "--tokens", "--tokenizer")
+        str,
+        typer.Option(
+            "--tokens", "--tokenizer", help="encoding, model or tokenizer.json, or estimate"
+        ),
     ] = DEFAULT_ENCODING
-    mode: Annotated[str, an_option("a turn holds the history: auto, cumulative or delta")] = "auto"
+    mode: Annotated[
+        str, typer.Option(help="a turn holds the history: auto, cumulative or delta")
+    ] = "auto"
     session_gap_s: Annotated[
         float, a_time("mean time between starts of sessions", "--session-gap")
     ] = 30.0

@@ -22,7 +22,9 @@ from math import exp, log
 from random import Random
 from typing import Annotated, Final
 
-from forebay.traces.ground.command_line.options import a_time, an_option
+import typer
+
+from forebay.traces.ground.command_line.options import a_time
 from forebay.traces.ground.schema import BLOCK_TOKENS, TraceRequest
 from forebay.traces.synth.arrivals import check_rate, check_seconds, check_share
 from forebay.traces.synth.documents import Instruction, check_tokens
@@ -44,7 +46,7 @@ class AgentSessions:
     """
 
     session_rate_per_s: Annotated[
-        float, an_option("sessions that begin a second", "--session-rate")
+        float, typer.Option("--session-rate", help="sessions that begin a second")
     ] = 0.01
     task_tokens: Annotated[Length, a_length("--task-tokens", "what a session begins with: ")] = (
         field(default=Lognormal(96_000.0, 0.5, 1_024, 180_000))
@@ -53,9 +55,13 @@ class AgentSessions:
         default=Lognormal(1_700.0, 1.0, 32, 30_000)
     )
     output_tokens: OutputTokens = field(default=Lognormal(444.0, 0.8, 8, 8_000))
-    subagent_share: Annotated[float, an_option("share of sessions with sub-agents, 0 to 1")] = 0.44
-    context_tokens: Annotated[int, an_option("a longer context is compacted")] = 262_144
-    summary_tokens: Annotated[int, an_option("what is left of a compacted context")] = 49_152
+    subagent_share: Annotated[
+        float, typer.Option(help="share of sessions with sub-agents, 0 to 1")
+    ] = 0.44
+    context_tokens: Annotated[int, typer.Option(help="a longer context is compacted")] = 262_144
+    summary_tokens: Annotated[int, typer.Option(help="what is left of a compacted context")] = (
+        49_152
+    )
     instruction_tokens: Instruction = 13_312
     duration_s: Annotated[float, a_time("length of the trace", "--duration")] = 1_800.0
     seed: int = 0

@@ -13,7 +13,9 @@ from operator import itemgetter
 from random import Random
 from typing import Annotated
 
-from forebay.traces.ground.command_line.options import a_time, an_option, one_or_more, same_named
+import typer
+
+from forebay.traces.ground.command_line.options import a_time, one_or_more, same_named
 from forebay.traces.ground.errors import InputError
 from forebay.traces.ground.schema import TraceRequest
 from forebay.traces.synth.arrivals import check_rate, check_seconds, poisson
@@ -47,13 +49,15 @@ class ChatBesideDocuments:
     Chats have lengths like Azure's conversation trace. Random users ask about a document.
     """
 
-    chat_rate_per_s: Annotated[float, an_option("chat requests a second", "--chat-rate")] = 4.0
+    chat_rate_per_s: Annotated[
+        float, typer.Option("--chat-rate", help="chat requests a second")
+    ] = 4.0
     document_rate_per_s: Annotated[
-        float, an_option("requests about documents a second", "--document-rate")
+        float, typer.Option("--document-rate", help="requests about documents a second")
     ] = 0.2
-    questions: Annotated[int, an_option("questions about each document")] = 5
+    questions: Annotated[int, typer.Option(help="questions about each document")] = 5
     follow_gap_s: Annotated[
-        float, an_option("mean seconds between questions about a document", "--follow-gap")
+        float, typer.Option("--follow-gap", help="mean seconds between questions about a document")
     ] = 20.0
     document_tokens: DocumentTokens = field(default=Fixed(120_000))
     question_tokens: QuestionTokens = field(default=Fixed(64))

@@ -16,11 +16,12 @@ from itertools import accumulate, count
 from random import Random
 from typing import Annotated
 
+import typer
+
 from forebay.traces.ground.command_line.options import (
     Arrivals,
     Rate,
     a_time,
-    an_option,
     one_or_more,
     same_named,
 )
@@ -40,9 +41,9 @@ from forebay.traces.synth.lengths import (
     QuestionTokens,
 )
 
-Users = Annotated[int, an_option("number of users")]
-Instruction = Annotated[int, an_option("length of a prefix that all prompts share")]
-MostRequests = Annotated[int | None, an_option("most requests of the trace")]
+Users = Annotated[int, typer.Option(help="number of users")]
+Instruction = Annotated[int, typer.Option(help="length of a prefix that all prompts share")]
+MostRequests = Annotated[int | None, typer.Option(help="most requests of the trace")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +55,21 @@ class Workload:
     """
 
     users: Users = 50
-    documents: Annotated[int, an_option("documents they share")] = 20
+    documents: Annotated[int, typer.Option(help="documents they share")] = 20
     zipf_s: Annotated[
-        float, an_option("exponent of the documents' popularity; 0 is even", "--zipf")
+        float, typer.Option("--zipf", help="exponent of the documents' popularity; 0 is even")
     ] = 0.8
     document_tokens: DocumentTokens = field(default=Lognormal(12_000.0, 0.7, 4_096, 100_000))
     question_tokens: QuestionTokens = field(default=Fixed(64))
     output_tokens: OutputTokens = field(default=Fixed(128))
-    chat_share: Annotated[float, an_option("share of requests that are chat, 0 to 1")] = 0.0
+    chat_share: Annotated[float, typer.Option(help="share of requests that are chat, 0 to 1")] = 0.0
     chat_tokens: ChatTokens = AZURE_CONV_INPUT
     chat_output_tokens: ChatOutputTokens = AZURE_CONV_OUTPUT
     arrivals: Arrivals = "poisson"
     rate_per_s: Rate = 2.0
     think_s: Annotated[
         float | None,
-        an_option("instead of --rate: mean seconds between a user's requests", "--think"),
+        typer.Option("--think", help="instead of --rate: mean seconds between a user's requests"),
     ] = None
     duration_s: Annotated[
         float | None,
@@ -76,7 +77,7 @@ class Workload:
     ] = None
     requests: MostRequests = None
     instruction_tokens: Instruction = 0
-    tenants: Annotated[int, an_option("tenants that divide users and documents")] = 1
+    tenants: Annotated[int, typer.Option(help="tenants that divide users and documents")] = 1
     block_tokens: int = BLOCK_TOKENS
     seed: int = 0
 
@@ -91,10 +92,12 @@ class SharedDocument:
 
     seed: int = 0
     users: Users = 50
-    document_tokens: Annotated[int, an_option("tokens of the document")] = 32_000
-    question_tokens: Annotated[int, an_option("tokens of each question")] = 64
-    output_tokens: Annotated[int, an_option("tokens of each answer")] = 128
-    arrivals: Annotated[str, an_option("burst (all at once), poisson or constant")] = "burst"
+    document_tokens: Annotated[int, typer.Option(help="tokens of the document")] = 32_000
+    question_tokens: Annotated[int, typer.Option(help="tokens of each question")] = 64
+    output_tokens: Annotated[int, typer.Option(help="tokens of each answer")] = 128
+    arrivals: Annotated[str, typer.Option(help="burst (all at once), poisson or constant")] = (
+        "burst"
+    )
     rate_per_s: Rate = 2.0
     instruction_tokens: Instruction = 0
 

@@ -7,7 +7,8 @@ from random import Random
 from statistics import NormalDist
 from typing import Annotated, Any, Protocol, cast
 
-from forebay.traces.ground.command_line.options import an_option
+import typer
+
 from forebay.traces.ground.errors import InputError
 
 
@@ -145,7 +146,7 @@ def length_option(option: str, help_text: str) -> Any:
         """Read a typed length. The default is one already."""
         return parse_length(text, option) if isinstance(text, str) else cast(Length, text)
 
-    return an_option(help_text, option, parser=parse, metavar="<str>")
+    return typer.Option(option, parser=parse, metavar="<str>", help=help_text)
 
 
 DocumentTokens = Annotated[Length, a_length("--document-tokens")]

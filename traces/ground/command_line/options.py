@@ -17,11 +17,6 @@ from forebay.traces.ground.errors import InputError
 Result = TypeVar("Result")
 
 
-def an_option(help_text: str, *names: str, **more: Any) -> Any:
-    """Make an option. Without names it has the parameter's. `more`: other arguments of Typer."""
-    return typer.Option(*names, help=help_text, **more)
-
-
 def time_option(text: str) -> float:
     """Parse a time option of Typer, such as `90`, `3m` or `500ms`, as seconds."""
     try:
@@ -49,42 +44,52 @@ def one_or_more(counts: dict[str, int | None]) -> None:
             raise InputError(f"{option} {value}: give 1 or more")
 
 
-Output = Annotated[str, an_option("file to write; - is stdout", "--out", "-o")]
-Force = Annotated[bool, an_option("overwrite existing files", "--force")]
+Output = Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
 SkipBad = Annotated[
-    bool, an_option("skip and count bad rows instead of stopping at one", "--skip-bad")
+    bool, typer.Option("--skip-bad", help="skip and count bad rows instead of stopping at one")
 ]
-AsJson = Annotated[bool, an_option("print the result as JSON", "--json")]
-Seed = Annotated[int, an_option("seed; equal seeds make equal traces")]
-Arrivals = Annotated[str, an_option("poisson, constant or burst")]
-Rate = Annotated[float, an_option("requests a second", "--rate")]
-MeanRate = Annotated[float | None, an_option("mean requests a second", "--rate")]
-EngineModel = Annotated[str, an_option("model of the engines")]
-EngineGpu = Annotated[str, an_option("GPU of the engines")]
-Jobs = Annotated[int | None, an_option("processes; default: all cores", min=1)]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Seed = Annotated[int, typer.Option(help="seed; equal seeds make equal traces")]
+Arrivals = Annotated[str, typer.Option(help="poisson, constant or burst")]
+Rate = Annotated[float, typer.Option("--rate", help="requests a second")]
+MeanRate = Annotated[float | None, typer.Option("--rate", help="mean requests a second")]
+EngineModel = Annotated[str, typer.Option(help="model of the engines")]
+EngineGpu = Annotated[str, typer.Option(help="GPU of the engines")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="processes; default: all cores")]
 FormatName = Annotated[
-    str | None, an_option("as traces formats lists them; default: detect", "--format")
+    str | None, typer.Option("--format", help="as traces formats lists them; default: detect")
 ]
 # Options about the service that gets the requests.
-ApiKey = Annotated[str | None, an_option("sent as a bearer token", envvar="FOREBAY_API_KEY")]
-AskedModel = Annotated[str | None, an_option("model to ask for; default: the one the target lists")]
-Buckets = Annotated[str, an_option("length buckets, as NAME:MOST_PROMPT_TOKENS")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="FOREBAY_API_KEY", help="sent as a bearer token")
+]
+AskedModel = Annotated[
+    str | None, typer.Option(help="model to ask for; default: the one the target lists")
+]
+Buckets = Annotated[str, typer.Option(help="length buckets, as NAME:MOST_PROMPT_TOKENS")]
 BUCKETS = ",".join(f"{bucket.name}:{bucket.up_to}" for bucket in DEFAULT_BUCKETS)
-Endpoint = Annotated[str, an_option("completions or chat")]
+Endpoint = Annotated[str, typer.Option(help="completions or chat")]
 Turns = Annotated[
     str,
-    an_option("when later turns leave: wait (after the answers before), or trace (as recorded)"),
+    typer.Option(
+        help="when later turns leave: wait (after the answers before), or trace (as recorded)"
+    ),
 ]
-TimeScale = Annotated[float, an_option("simulated seconds in a wall second, as the engine's")]
+TimeScale = Annotated[
+    float, typer.Option(help="simulated seconds in a wall second, as the engine's")
+]
 TraceArgument = Annotated[Path, typer.Argument(help="trace file; - is standard input")]
-GapSeed = Annotated[int, an_option("seed of random arrival gaps")]
-TooLong = Annotated[str, an_option("rows beyond the model's context: error, truncate or drop")]
-SkipBadRows = Annotated[bool, an_option("skip and count bad rows", "--skip-bad")]
+GapSeed = Annotated[int, typer.Option(help="seed of random arrival gaps")]
+TooLong = Annotated[
+    str, typer.Option(help="rows beyond the model's context: error, truncate or drop")
+]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad", help="skip and count bad rows")]
 SloText = Annotated[
     str | None,
-    an_option("targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"),
+    typer.Option(help="targets, e.g. chat.ttft=2s,session.e2e=5m; default: chat 2s, document 15s"),
 ]
-Speed = Annotated[float | None, an_option("pace as a multiple of the trace's own")]
+Speed = Annotated[float | None, typer.Option(help="pace as a multiple of the trace's own")]
 Duration = Annotated[float | None, a_time("stop arrivals after this time", "--duration")]
 
 
@@ -93,7 +98,7 @@ class TrafficOptions:
     """The trace that a command plays, and the targets that its answers must meet."""
 
     trace: TraceArgument
-    arrivals: Annotated[str, an_option("trace, constant, poisson or gamma:CV")] = "trace"
+    arrivals: Annotated[str, typer.Option(help="trace, constant, poisson or gamma:CV")] = "trace"
     seed: GapSeed = 0
     too_long: TooLong = "error"
     format_name: FormatName = None
