@@ -13,6 +13,7 @@ from forebay.analysis.compare.compare import Comparison, latency_of
 from forebay.analysis.compare.figures import RunFigures
 from forebay.analysis.compare.lines import WHOLE_RUN, ComparisonRow, FigureKind, line_of
 from forebay.analysis.runs.provenance import setting
+from forebay.analysis.runs.run import RunData
 from forebay.analysis.statistics.intervals import share_ratio_interval
 from forebay.analysis.statistics.units import NONE, durations, listed, rates, shares
 
@@ -123,8 +124,7 @@ def _without_pairs(comparison: Comparison) -> list[str]:
     ]
     if not open_buckets:
         return []
-    of_a, of_b = (setting(run, "schedule sha256") for run in (comparison.a.run, comparison.b.run))
-    if of_a is not None and of_a == of_b:
+    if _sent_the_same(comparison.a.run, comparison.b.run):
         why = (
             "not paired, as under 99 % of the answered requests are in both runs: small changes "
             "stay hidden. Lower the load until both runs answer nearly all"
@@ -135,6 +135,15 @@ def _without_pairs(comparison: Comparison) -> list[str]:
             "than 10 %. Send the same trace with the same seed to both"
         )
     return [f"{listed(open_buckets)}: {why}."]
+
+
+def _sent_the_same(a: RunData, b: RunData) -> bool:
+    """Return True if both runs sent the same requests. Simulated runs record no schedule."""
+    of_a, of_b = (setting(run, "schedule sha256") for run in (a, b))
+    if of_a is not None and of_a == of_b:
+        return True
+    ids_a, ids_b = (set(run.words["id"]) for run in (a, b))
+    return ids_a == ids_b and "" not in ids_a
 
 
 def _of_whom(comparison: Comparison, bucket: str) -> str:

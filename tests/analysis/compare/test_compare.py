@@ -800,6 +800,9 @@ class TestPairs:
         (said,) = points("fewer", first, slower[:2_900], "aa", "aa")
         assert "under 99 % of the answered requests are in both runs" in said
         assert needs not in said
+        # A simulated run has no schedule, but the ids of the requests that it rejected.
+        rejected = [{**row, "outcome": "rejected", "ttft_response_s": None} for row in slower[:100]]
+        assert points("simulated", first, rejected + slower[100:]) == [said]
         # Pairs, or a difference that needs none.
         assert points("paired", first, slower) == []
         assert points("clear", first, [{**row, "id": f"x{row['id']}"} for row in
