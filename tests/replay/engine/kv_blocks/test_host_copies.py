@@ -3,11 +3,13 @@
 `test_scheduler_vllm` compares each step with vLLM's own OffloadingConnector. Here is the time.
 """
 
+import random
 from dataclasses import replace
 from math import inf
 
 import pytest
 
+from forebay.replay.engine.async_engine import new_core
 from forebay.replay.engine.config import EngineConfig
 from forebay.replay.engine.engine import EngineCore
 from forebay.replay.engine.hardware.find import find_gpu
@@ -114,6 +116,43 @@ def test_abort_frees_the_blocks_when_the_load_ends() -> None:
     core.step(now + 1)
     assert (core.loading, core.waiting, core.kv_usage) == (0, 0, 0)
     core.pool.check()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_requests_end_and_give_every_block_back(seed: int) -> None:
+    rng = random.Random(seed)
+    core = new_core(
+        EngineConfig(
+            gpu=replace(CARD, features=GpuFeatures(host_bandwidth=rng.choice([1e9, 1e10, PCIE]))),
+            max_model_len=512,
+            num_gpu_blocks_override=rng.choice([40, 60, 120]),
+            max_num_batched_tokens=rng.choice([64, 256]),
+            max_num_seqs=rng.choice([2, 8]),
+            kv_offloading_size=rng.choice([20, 60, 500]) * BLOCK_BYTES / 2**30,
+            async_scheduling=rng.random() < 0.5,
+            scheduling_policy=rng.choice(["fcfs", "priority"]),
+            watermark=rng.choice([0.0, 0.1]),
+        )
+    )
+    roots = [[rng.randrange(1 << 60) for _ in range(30)] for _ in range(4)]
+    coming, now = 60, 0.0
+    while coming or core.has_work:
+        while coming and rng.random() < 0.3:
+            coming -= 1
+            hashes = rng.choice(roots)[: rng.randint(1, 30)]
+            tokens = len(hashes) * BLOCK + rng.choice([0, 3, 9])
+            priority = rng.randrange(3)
+            core.add(EngineRequest(str(coming), tokens, 20, hashes, priority=priority))
+        if rng.random() < 0.03:
+            core.abort(str(rng.randrange(60)))
+        if core.has_work:
+            now += core.step(now).duration_s
+            core.pool.check()
+    assert (core.waiting, core.running) == (0, 0)
+    # The load of an aborted request ends later.
+    assert core.scheduler.loading is not None
+    core.scheduler.loading.begin(now + 60.0)
+    assert core.pool.free_blocks == core.pool.num_blocks - 1
 
 
 @pytest.mark.parametrize(
