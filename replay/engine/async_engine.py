@@ -62,7 +62,7 @@ class AsyncEngineCore(EngineCore):
     @property
     def has_work(self) -> bool:
         """True also for a planned step whose requests have all ended: it still runs."""
-        return bool(self._requests) or bool(self._next and self._next.tokens)
+        return super().has_work or bool(self._next and self._next.tokens)
 
     def start_step(self, now: float) -> float:
         """Start the planned step and plan the next. Return the seconds until `finish_step`."""
@@ -72,7 +72,7 @@ class AsyncEngineCore(EngineCore):
         while step is None or not step.tokens:  # an empty step takes no time on the GPU
             step = self.scheduler.schedule(now, self._admitting_s)
             if not step.tokens and not step.preempted:
-                if self.loading:
+                if self._loads or not self._requests:
                     break
                 raise RuntimeError(f"nothing can be scheduled: {self!r}")
         self._step = step

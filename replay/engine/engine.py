@@ -80,7 +80,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests) or self._loads
 
     def api_server(self) -> ApiServer:
         """Return the API server in front of the engine, without any request."""
@@ -121,10 +121,9 @@ class EngineCore:
         return self.scheduler.prefix_hits
 
     @property
-    def loading(self) -> int:
-        """Return the number of waiting requests whose blocks come from the host's memory."""
-        loading = self.scheduler.loading
-        return 0 if loading is None else len(loading.copies.loading())
+    def _loads(self) -> bool:
+        """Return True while blocks are loaded, so that a step may be empty."""
+        return self.scheduler.loading is not None and self.scheduler.loading.copies.busy
 
     @property
     def preemptions(self) -> int:
@@ -161,7 +160,7 @@ class EngineCore:
         if self._step is not None:
             raise RuntimeError("a step is running")
         step = self._step = self.scheduler.schedule(now, self._admitting_s)
-        if not step.tokens and not step.preempted and not self.loading:
+        if not step.tokens and not step.preempted and self._requests and not self._loads:
             raise RuntimeError(f"nothing can be scheduled: {self!r}")
         return self._lasts(step)
 
@@ -236,7 +235,8 @@ class EngineCore:
         for request in finished:
             del self._requests[request.id]
         self.steps += 1
-        self.busy_s += self._duration_s
+        if step.tokens or step.preempted:
+            self.busy_s += self._duration_s
         if self.scheduler.planned is not None:
             self.scheduler.planned.lessons.observe(self._step_s, step.work.chunks)
         aborted, self._aborted = self._aborted, []

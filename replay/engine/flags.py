@@ -200,8 +200,8 @@ class EngineFlags(ModelFlags):
     kv_offloading_size: Annotated[
         float | None,
         typer.Option(
-            help="GiB of the host's memory for copies of KV blocks, of all ranks together; "
-            "default: none."
+            help="GiB of the host's memory for copies of KV blocks, for all GPUs of an engine "
+            "together; default: none."
         ),
     ] = None
     watermark: Annotated[

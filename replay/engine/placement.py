@@ -273,6 +273,9 @@ def host_limits(gib: float, gpu: GpuSpec, ranks: int, layout: KvLayout) -> dict[
             "simulated with it; leave it out"
         )
     blocks = int(gib * GIB / (layout.block_bytes * ranks))
+    if not blocks:
+        least = layout.block_bytes * ranks / GIB
+        raise InputError(f"--kv-offloading-size {gib}: a block needs {least:.3g} GiB; give more")
     return {"host_blocks": blocks, "host_block_s": layout.block_bytes / rate}
 
 

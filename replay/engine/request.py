@@ -64,6 +64,7 @@ class EngineRequest:
         "lookup",
         "lookup_at",
         "max_tokens",
+        "offered",
         "output_target",
         "placeholders",
         "preemptions",
@@ -128,7 +129,8 @@ class EngineRequest:
         self.state_at = -1  # place of the state of the step before in its table
         self.retired = 0  # places in front that hold no state any more
         self.cached_tokens = -1  # prefix hit at the first admission, -1 before it
-        self.loaded_tokens = 0  # by its last load from the host's memory
+        self.loaded_tokens = 0  # of `cached_tokens`, from the host's memory
+        self.offered = 0  # leading blocks of its prompt that were offered to the host's memory
         self.preemptions = 0
         self.aborted = False
         self.process: ApiProcess | None = None

@@ -14,7 +14,6 @@ The rules, in order:
    computed again. A prompt of which all but one token are cached is padded with proposals.
 5. With prefill_schedule_interval N, the N - 1 steps after a step that prefilled only decode, unless
    the last step free to prefill left requests waiting.
-
 6. With --kv-offloading-size, a prompt whose next blocks are copied in the host's memory waits until
    they are loaded (`LoadingQueue`).
 
@@ -32,12 +31,7 @@ from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
 from forebay.replay.engine.timing.step_time import StepWork
-from forebay.replay.engine.waiting import (
-    LoadingQueue,
-    PlannedQueue,
-    PrefillInterval,
-    WaitingQueue,
-)
+from forebay.replay.engine.waiting import LoadingQueue, PlannedQueue, PrefillInterval, WaitingQueue
 
 
 @dataclass(slots=True)
@@ -84,11 +78,10 @@ class Scheduler:
         self.tables = tables_of(limits, pool)
         # The queue of the options.
         self.planned = PlannedQueue(limits, self.tables, pool) if limits.pause_s else None
-        self.loading = None
-        if limits.host_blocks:
-            self.loading = LoadingQueue(
-                limits, self.tables, pool, self._can_load, self._count_lookup
-            )
+        rules = (self._can_load, self._count_lookup)
+        self.loading = (
+            LoadingQueue(limits, self.tables, pool, *rules) if limits.host_blocks else None
+        )
         queues: tuple[WaitingQueue | None, ...] = (self.planned, self.loading)
         plain = WaitingQueue(limits.scheduling_policy)
         self.waiting = next((queue for queue in queues if queue is not None), plain)
@@ -104,6 +97,11 @@ class Scheduler:
         self._interval = PrefillInterval(limits.prefill_schedule_interval)
         self._tracks_prefills = limits.prefill_schedule_interval > 1 or self._proposed > 0
 
+    @property
+    def deferred(self) -> int:
+        """Return the number of waiting requests whose blocks come from the host's memory."""
+        return 0 if self.loading is None else self.loading.deferred
+
     def add(self, request: EngineRequest) -> None:
         self.waiting.append(request)
 
@@ -111,7 +109,7 @@ class Scheduler:
         """Remove a waiting or running request and free its blocks."""
         if request in self.running:
             self.running.remove(request)
-            self._release(request)
+            self._leave(request)
         else:
             self.waiting.remove(request)
 
@@ -123,9 +121,7 @@ class Scheduler:
             gone = set(map(id, requests))
             self.running = [request for request in self.running if id(request) not in gone]
         for request in requests:
-            if self.loading is not None:
-                self.loading.copies.touch(request)
-            self._release(request)
+            self._leave(request)
 
     def schedule(self, now: float = 0.0, admitting_s: float = 0.0) -> Scheduled:
         """Decide the next step and record it in the requests.
@@ -147,7 +143,7 @@ class Scheduler:
         if not step.preempted:
             if budget > self._slots and self.waiting:
                 self._schedule_waiting(step, budget, cap)
-            self._interval.admitted(len(self.waiting))
+            self._interval.admitted(len(self.waiting) - self.deferred)
         self._commit(step)
         if self.loading is not None:
             self.loading.store(step.tokens)
@@ -290,12 +286,11 @@ class Scheduler:
     def _spare_blocks(self) -> int:
         return self.pool.free_blocks - (self._watermark_blocks if self.running else 0)
 
-    def _can_load(self, request: EngineRequest, count: int) -> bool:
-        """Return True if `count` blocks behind the cached ones leave enough for begun prefills."""
+    def _can_load(self, request: EngineRequest, count: int, holders: list[EngineRequest]) -> bool:
+        """Return True if `count` blocks behind the cached ones leave enough for known tokens."""
         size, hits = self._block_size, request.lookup[0]
         if not self._has_room(request, (len(hits) + count) * size):
             return False
-        holders = self.loading.holders() if self.loading is not None else []
         owed = sum(
             max(0, -(-holder.tokens // size) - len(holder.blocks))
             for holder in (*self.running, *holders)
@@ -312,6 +307,7 @@ class Scheduler:
         request.computed = computed
         if request.cached_tokens < 0:
             request.cached_tokens = computed
+            request.loaded_tokens = min(request.loaded_tokens, computed)
         fits = self.tables.extend(request, computed + count)
         assert fits, request
         step.admitted.append(request)
@@ -345,6 +341,12 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.put_back(victim)
         step.preempted.append(victim)
+
+    def _leave(self, request: EngineRequest) -> None:
+        """Free the blocks of a request that is gone."""
+        if self.loading is not None:
+            self.loading.copies.touch(request)
+        self._release(request)
 
     def _release(self, request: EngineRequest) -> None:
         self.tables.release(request)

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from forebay.proxy.core.learn.step_cost import Chunk, StepCost
 from forebay.proxy.core.policy.engine_queue import StepRequest
 from forebay.proxy.core.policy.engine_step import EngineSteps, StepLimits
-from forebay.replay.engine.kv_blocks.host_copies import ARRIVING, HostCopies
+from forebay.replay.engine.kv_blocks.host_copies import HostCopies
 from forebay.replay.engine.kv_blocks.pool import BlockPool
 from forebay.replay.engine.kv_blocks.tables import BlockTables
 from forebay.replay.engine.limits import SchedulerLimits
@@ -69,14 +69,16 @@ class WaitingQueue:
 class LoadingQueue(WaitingQueue):
     """Waiting requests, some of which wait for blocks from the host's memory.
 
-    A request holds its blocks while they are loaded, and starts before all others when they have
-    arrived. Meanwhile a request that needs the same blocks lets others pass.
+    A request holds its blocks while they are loaded, and starts before all others when its load has
+    ended. Requests that need the same blocks are deferred until a load ends. Iteration leaves out
+    requests that hold blocks, and deferred ones.
 
     Attributes:
         copies: the host's memory.
 
     Args:
-        can_load: the answer for a request and the number of its blocks in the host's memory.
+        can_load: the answer for a request, the number of its blocks in the host's memory, and the
+            waiting requests that hold blocks.
         count_lookup: counts a request that begins to load, and its tokens in the prefix cache.
     """
 
@@ -85,7 +87,7 @@ class LoadingQueue(WaitingQueue):
         limits: SchedulerLimits,
         tables: BlockTables,
         pool: BlockPool,
-        can_load: Callable[[EngineRequest, int], bool],
+        can_load: Callable[[EngineRequest, int, list[EngineRequest]], bool],
         count_lookup: Callable[[EngineRequest, int], None],
     ) -> None:
         super().__init__(limits.scheduling_policy)
@@ -93,76 +95,82 @@ class LoadingQueue(WaitingQueue):
         self._tables = tables
         self._pool = pool
         self._block_size = limits.block_size
-        self._arrived: deque[EngineRequest] = deque()  # these start first
-        self._passed: list[EngineRequest] = []  # in this step
+        self._loaded = WaitingQueue(limits.scheduling_policy)  # these start first
+        self._deferred: list[EngineRequest] = []
         self._now = 0.0
         self._can_load = can_load
         self._count_lookup = count_lookup
 
     def __len__(self) -> int:
-        waiting = super().__len__() + len(self._passed) + len(self._arrived)
-        return waiting + len(self.copies.loading())
+        return super().__len__() + self.deferred
+
+    @property
+    def deferred(self) -> int:
+        """Return the number of requests that wait for blocks, or hold theirs."""
+        return len(self.holders()) + len(self._deferred)
 
     def begin(self, now: float) -> None:
-        """Begin a step."""
-        self._now = now
-        while self._passed:
-            self.put_back(self._passed.pop())
-        while (request := self.copies.arrived(now)) is not None:
+        """Begin a step, and take back the requests whose loads have ended."""
+        self._now, ended = now, False
+        while (request := self.copies.loaded(now)) is not None:
+            ended = True
             if request.aborted:
                 self._tables.release(request)
             else:
-                self._arrived.append(request)
+                self._loaded.append(request)
+        while ended and self._deferred:
+            self.put_back(self._deferred.pop())
 
     def head(self) -> EngineRequest | None:
         """Return the next request that can start, and begin the loads of requests before it."""
-        if self._arrived:
-            request = self._arrived[0]
+        if (request := self._loaded.head()) is not None:
             self._tables.register(request, request.computed // self._block_size)
             request.computed = min(request.computed, request.tokens - 1)  # the last is computed
             return request
         while (waiting := super().head()) is not None:
             first = self._tables.look_up(waiting)
             count = self.copies.count(waiting, first, waiting.tokens // self._block_size)
-            if not count:
+            if count == 0:
                 return waiting
-            if count == ARRIVING:
-                self._passed.append(super().pop())
+            if count is None:
+                self._deferred.append(super().pop())
                 continue
-            if not self._can_load(waiting, count):
+            if not self._can_load(waiting, count, self.holders()):
                 return None
             self._load(super().pop(), first, first + count)
         return None
 
     def pop(self) -> EngineRequest:
-        return self._arrived.popleft() if self._arrived else super().pop()
+        return self._loaded.pop() if len(self._loaded) else super().pop()
 
     def remove(self, request: EngineRequest) -> None:
-        if request in self._arrived:
-            self._arrived.remove(request)
-            self._tables.release(request)
-        elif request in self._passed:
-            self._passed.remove(request)
-        elif not request.blocks:  # otherwise they are free when the load ends
+        """Remove a request. A loading request keeps its blocks until its load ends."""
+        if request in self._deferred:
+            self._deferred.remove(request)
+        elif not request.blocks:
             super().remove(request)
+        elif request in self._loaded:
+            self._loaded.remove(request)
+            self._tables.release(request)
 
     def _load(self, request: EngineRequest, first: int, stop: int) -> None:
         self._count_lookup(request, first * self._block_size)
         self._tables.take_hits(request)
         request.blocks += self._pool.allocate(stop - first)
         request.computed = stop * self._block_size
-        request.loaded_tokens = (stop - first) * self._block_size
+        if request.cached_tokens < 0:
+            request.loaded_tokens = (stop - first) * self._block_size
         self.copies.load(request, first, stop, self._now)
 
     def store(self, scheduled: Iterable[EngineRequest]) -> None:
-        """Copy the blocks of prompts that a step computes."""
+        """Copy the blocks of prompts that a step computes, and those refused before."""
         for request in scheduled:
-            if request.computed <= request.prompt_tokens:
+            if request.offered < request.prompt_tokens // self._block_size:
                 self.copies.store(request)
 
     def holders(self) -> list[EngineRequest]:
         """Return the waiting requests that hold blocks."""
-        return [*self._arrived, *self.copies.loading()]
+        return [*self._loaded, *self.copies.loading()]
 
 
 def steps_of(limits: SchedulerLimits) -> EngineSteps:

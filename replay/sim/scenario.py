@@ -107,9 +107,9 @@ class Scenario:
         if self.exact or not can_skip(self.engine):
             raise InputError(
                 f"{option}: only for engines whose steps can be skipped; leave out --exact, "
-                "--speculative-config, --scheduling-policy and --prefill-schedule-interval, take "
-                "--vllm-version 0.26 or newer, and for a model with sliding windows add "
-                "--disable-hybrid-kv-cache-manager"
+                "--speculative-config, --scheduling-policy, --prefill-schedule-interval and "
+                "--kv-offloading-size, take --vllm-version 0.26 or newer, and for a model with "
+                "sliding windows add --disable-hybrid-kv-cache-manager"
             )
 
     def buckets(self) -> tuple[LengthBucket, ...]:

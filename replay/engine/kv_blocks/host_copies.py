@@ -11,14 +11,11 @@ from itertools import islice
 from forebay.replay.engine.limits import SchedulerLimits
 from forebay.replay.engine.request import EngineRequest
 
-ARRIVING = -1
-"""Another request loads some of the blocks at present."""
-
 
 class HostCopies:
     """The contents of blocks in the host's memory, least recently used first, and present loads.
 
-    Loads follow one another.
+    One load runs at a time. A new one queues behind the last.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -26,17 +23,27 @@ class HostCopies:
         self._block_s = limits.host_block_s
         self._block_size = limits.block_size
         self._copies: OrderedDict[int, None] = OrderedDict()
-        self._loads: deque[tuple[float, EngineRequest, list[int]]] = deque()  # with their ends
+        # End, request and hashes of each load, in the order of the ends.
+        self._loads: deque[tuple[float, EngineRequest, list[int]]] = deque()
         self._arriving: set[int] = set()
         self._free_s = 0.0  # end of the last load
 
+    @property
+    def busy(self) -> bool:
+        """Return True while blocks are loaded, if only for requests that are gone."""
+        return bool(self._loads)
+
     def store(self, request: EngineRequest) -> None:
-        """Copy the computed blocks of a prompt: all that are new, or none if they do not fit."""
-        copies, hashes = self._copies, self._prompt(request)
-        new = [block_hash for block_hash in hashes if block_hash not in copies]
+        """Copy the computed blocks of a prompt that were not offered: all, or none without room.
+
+        Refused blocks are offered again in the request's next step.
+        """
+        copies, full = self._copies, self._full(request)
+        offered = request.hashes[request.offered : full]
+        new = [block_hash for block_hash in offered if block_hash not in copies]
         surplus = len(copies) + len(new) - self._blocks
         if surplus > 0:
-            pinned = self._arriving.union(hashes)
+            pinned = self._arriving.union(offered)
             others = (block_hash for block_hash in copies if block_hash not in pinned)
             victims = list(islice(others, surplus))
             if len(victims) < surplus:
@@ -44,17 +51,24 @@ class HostCopies:
             for victim in victims:
                 del copies[victim]
         copies.update(dict.fromkeys(new))
+        request.offered = max(request.offered, full)
 
     def touch(self, request: EngineRequest) -> None:
-        """Count the copies of a prompt as used by a request that ends, its first block last."""
-        for block_hash in reversed(self._prompt(request)):
+        """Count the copies of a prompt as used by a request that ends.
+
+        The first block counts as used last, so that it is evicted last.
+        """
+        for block_hash in reversed(request.hashes[: self._full(request)]):
             if block_hash in self._copies:
                 self._copies.move_to_end(block_hash)
 
-    def count(self, request: EngineRequest, first: int, stop: int) -> int:
-        """Return the number of blocks from `first` up to `stop` with copies, or ARRIVING."""
+    def count(self, request: EngineRequest, first: int, stop: int) -> int | None:
+        """Return the number of blocks from `first` up to `stop` with copies.
+
+        None: another request loads some of them at present.
+        """
         run = self._run(request, first, stop)
-        return len(run) if self._arriving.isdisjoint(run) else ARRIVING
+        return len(run) if self._arriving.isdisjoint(run) else None
 
     def load(self, request: EngineRequest, first: int, stop: int, now: float) -> None:
         """Begin to load blocks `first` up to `stop` of a request."""
@@ -62,22 +76,23 @@ class HostCopies:
         self._arriving.update(run)
         self._free_s = max(now, self._free_s) + self._block_s * len(run)
         self._loads.append((self._free_s, request, run))
+        request.offered = stop
 
     def loading(self) -> list[EngineRequest]:
         """Return the requests that wait for their blocks, the first to end first."""
-        return [request for _, request, _ in self._loads]
+        return [request for _, request, _ in self._loads if not request.aborted]
 
-    def arrived(self, now: float) -> EngineRequest | None:
-        """Return the next request whose blocks have arrived, once, or None."""
+    def loaded(self, now: float) -> EngineRequest | None:
+        """Return the next request whose load has ended, once, or None."""
         if not self._loads or self._loads[0][0] > now:
             return None
         _, request, run = self._loads.popleft()
         self._arriving.difference_update(run)
         return request
 
-    def _prompt(self, request: EngineRequest) -> list[int]:
-        """Return the hashes of the blocks of a prompt that are in the prefix cache."""
-        return request.hashes[: min(request.registered, request.prompt_tokens // self._block_size)]
+    def _full(self, request: EngineRequest) -> int:
+        """Return the number of blocks of a prompt that are in the prefix cache."""
+        return min(request.registered, request.prompt_tokens // self._block_size)
 
     def _run(self, request: EngineRequest, first: int, stop: int) -> list[int]:
         """Return the hashes of the copied blocks from `first` on, without a gap."""

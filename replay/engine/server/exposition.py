@@ -51,7 +51,10 @@ WITH_LABEL: dict[str, tuple[Family, str, str, Numbers]] = {
         GaugeMetricFamily,
         "Number of waiting requests by reason.",
         "reason",
-        lambda m: {"capacity": m.core.waiting - m.core.loading, "deferred": m.core.loading},
+        lambda m: {
+            "capacity": m.core.waiting - m.core.scheduler.deferred,
+            "deferred": m.core.scheduler.deferred,
+        },
     ),
     "engine_sleep_state": (
         GaugeMetricFamily,

@@ -109,13 +109,52 @@ def test_abort_frees_the_blocks_when_the_load_ends() -> None:
             now += core.step(now).duration_s
     core.add(EngineRequest("again", DOCUMENT, 1, hashes=first))
     now += core.step(now).duration_s
-    assert (core.loading, core.waiting) == (1, 1)
+    assert (core.scheduler.deferred, core.waiting) == (1, 1)
     assert core.kv_usage > 0.7
     core.abort("again")
-    core.add(EngineRequest("c", 100, 1))
-    core.step(now + 1)
-    assert (core.loading, core.waiting, core.kv_usage) == (0, 0, 0)
+    assert (core.scheduler.deferred, core.waiting) == (0, 0)
+    busy_s = core.busy_s
+    while core.has_work:
+        now += core.step(now).duration_s
+    assert core.kv_usage == 0
+    assert core.busy_s == busy_s  # to wait for a load is no work of the GPU
     core.pool.check()
+
+
+def test_prompt_wholly_from_the_host_still_computes_its_last_token() -> None:
+    core, now = EngineCore(ONE_DOCUMENT), 0.0
+    for name, first in (("a", 0), ("b", 10_000), ("c", 20_000), ("again", 0)):
+        hashes = list(range(first, first + DOCUMENT // BLOCK))
+        core.add(request := EngineRequest(name, DOCUMENT, 1, hashes))
+        while core.has_work:
+            now += core.step(now).duration_s
+    assert request.cached_tokens == request.loaded_tokens == DOCUMENT - 1
+
+
+def test_prompt_larger_than_the_memory_leaves_no_beginning() -> None:
+    small = replace(ONE_DOCUMENT, kv_offloading_size=0.8 * DOCUMENT * BLOCK_BYTES / BLOCK / 2**30)
+    _, again = visits(small, others=2)
+    assert again.cached_tokens == 0
+
+
+def test_load_with_the_higher_priority_starts_first() -> None:
+    config = replace(ONE_DOCUMENT, scheduling_policy="priority", async_scheduling=False)
+    core, now = EngineCore(replace(config, num_gpu_blocks_override=4_200, max_num_seqs=1)), 0.0
+    prompts = {"low": list(range(60)), "high": list(range(1_000, 1_060))}
+    others = [list(range(first, first + 4_090)) for first in (10_000, 20_000)]
+    for hashes in (*prompts.values(), *others):
+        core.add(EngineRequest(str(hashes[0]), len(hashes) * BLOCK + 1, 1, hashes=list(hashes)))
+        while core.has_work:
+            now += core.step(now).duration_s
+    core.add(EngineRequest("other", 3_000 * BLOCK, 2))
+    for name, hashes in prompts.items():
+        core.add(EngineRequest(name, 961, 1, hashes=list(hashes), priority=name == "low"))
+    ends = []
+    while core.has_work:
+        result = core.step(now)
+        now += result.duration_s
+        ends += [request.id for request in result.finished]
+    assert ends.index("high") < ends.index("low")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -159,6 +198,7 @@ def test_random_requests_end_and_give_every_block_back(seed: int) -> None:
     ("options", "says"),
     [
         ({"kv_offloading_size": 0.0}, "--kv-offloading-size 0.0: give GiB, more than 0"),
+        ({"kv_offloading_size": 0.001}, "a block needs 0.00195 GiB; give more"),
         ({"kv_offloading_size": inf}, "--kv-offloading-size inf: give GiB"),
         ({"enable_prefix_caching": False}, "not simulated with --no-enable-prefix-caching"),
         ({"scheduler_cls": "forebay"}, "not simulated with --scheduler-cls forebay"),
