@@ -77,14 +77,14 @@ class Scheduler:
         self._block_size = limits.block_size
         self.tables = tables_of(limits, pool)
         # The queue of the options.
-        self.planned = PlannedQueue(limits, self.tables, pool) if limits.pause_s else None
-        rules = (self._can_load, self._count_lookup)
-        self.loading = (
-            LoadingQueue(limits, self.tables, pool, *rules) if limits.host_blocks else None
-        )
-        queues: tuple[WaitingQueue | None, ...] = (self.planned, self.loading)
-        plain = WaitingQueue(limits.scheduling_policy)
-        self.waiting = next((queue for queue in queues if queue is not None), plain)
+        self.waiting: WaitingQueue = WaitingQueue(limits.scheduling_policy)
+        self.planned: PlannedQueue | None = None
+        self.loading: LoadingQueue | None = None
+        if limits.pause_s:
+            self.waiting = self.planned = PlannedQueue(limits, self.tables, pool)
+        elif limits.host_blocks:
+            rules = (self._can_load, self._count_lookup)
+            self.waiting = self.loading = LoadingQueue(limits, self.tables, pool, *rules)
         # Limits as numbers, because each step reads them.
         self._watermark_blocks = int(limits.watermark * pool.num_blocks)
         self._seats = limits.max_num_active_seqs or limits.max_num_seqs

@@ -129,15 +129,15 @@ class LoadingQueue(WaitingQueue):
             return request
         while (waiting := super().head()) is not None:
             first = self._tables.look_up(waiting)
-            count = self.copies.count(waiting, first, waiting.tokens // self._block_size)
-            if count == 0:
-                return waiting
-            if count is None:
+            run = self.copies.run(waiting, first, waiting.tokens // self._block_size)
+            if run is None:
                 self._deferred.append(super().pop())
                 continue
-            if not self._can_load(waiting, count, self.holders()):
+            if not run:
+                return waiting
+            if not self._can_load(waiting, len(run), self.holders()):
                 return None
-            self._load(super().pop(), first, first + count)
+            self._load(super().pop(), first, run)
         return None
 
     def pop(self) -> EngineRequest:
@@ -153,14 +153,15 @@ class LoadingQueue(WaitingQueue):
             self._loaded.remove(request)
             self._tables.release(request)
 
-    def _load(self, request: EngineRequest, first: int, stop: int) -> None:
+    def _load(self, request: EngineRequest, first: int, run: list[int]) -> None:
         self._count_lookup(request, first * self._block_size)
         self._tables.take_hits(request)
-        request.blocks += self._pool.allocate(stop - first)
-        request.computed = stop * self._block_size
+        request.blocks += self._pool.allocate(len(run))
+        request.offered = len(request.blocks)
+        request.computed = request.offered * self._block_size
         if request.cached_tokens < 0:
-            request.loaded_tokens = (stop - first) * self._block_size
-        self.copies.load(request, first, stop, self._now)
+            request.loaded_tokens = len(run) * self._block_size
+        self.copies.load(request, run, self._now)
 
     def store(self, scheduled: Iterable[EngineRequest]) -> None:
         """Copy the blocks of prompts that a step computes, and those refused before."""

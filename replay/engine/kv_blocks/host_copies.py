@@ -62,21 +62,23 @@ class HostCopies:
             if block_hash in self._copies:
                 self._copies.move_to_end(block_hash)
 
-    def count(self, request: EngineRequest, first: int, stop: int) -> int | None:
-        """Return the number of blocks from `first` up to `stop` with copies.
+    def run(self, request: EngineRequest, first: int, stop: int) -> list[int] | None:
+        """Return the hashes of blocks from `first` up to `stop` with copies, without a gap.
 
         None: another request loads some of them at present.
         """
-        run = self._run(request, first, stop)
-        return len(run) if self._arriving.isdisjoint(run) else None
+        run: list[int] = []
+        for block_hash in request.hashes[first:stop]:
+            if block_hash not in self._copies:
+                break
+            run.append(block_hash)
+        return run if self._arriving.isdisjoint(run) else None
 
-    def load(self, request: EngineRequest, first: int, stop: int, now: float) -> None:
-        """Begin to load blocks `first` up to `stop` of a request."""
-        run = self._run(request, first, stop)
+    def load(self, request: EngineRequest, run: list[int], now: float) -> None:
+        """Begin to load a run of a request's blocks."""
         self._arriving.update(run)
         self._free_s = max(now, self._free_s) + self._block_s * len(run)
         self._loads.append((self._free_s, request, run))
-        request.offered = stop
 
     def loading(self) -> list[EngineRequest]:
         """Return the requests that wait for their blocks, the first to end first."""
@@ -93,12 +95,3 @@ class HostCopies:
     def _full(self, request: EngineRequest) -> int:
         """Return the number of blocks of a prompt that are in the prefix cache."""
         return min(request.registered, request.prompt_tokens // self._block_size)
-
-    def _run(self, request: EngineRequest, first: int, stop: int) -> list[int]:
-        """Return the hashes of the copied blocks from `first` on, without a gap."""
-        run: list[int] = []
-        for block_hash in request.hashes[first:stop]:
-            if block_hash not in self._copies:
-                break
-            run.append(block_hash)
-        return run
