@@ -160,7 +160,7 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
 
 
 def figures(outcomes: Sequence[SimOutcome], span_s: float) -> Figures:
-    """Return the values of FIGURES; None where there is no such request."""
+    """Return the values of FIGURES, with None where there is no such request."""
     nan = math.nan
     chat = np.array([o.request.input_tokens <= CHAT_MOST for o in outcomes])
     ttft_s = np.array([nan if o.ttft_s is None else o.ttft_s for o in outcomes])

@@ -199,7 +199,7 @@ CHECKS: Mapping[str, Callable[[], None]] = {
     for check in (prefill, decode, phases, memory, kv, hol, hol_fleet, saturation,
                   shared_document, flood, needle)
 }  # fmt: skip
-"""What checks the chart of a study."""
+"""The functions that check the chart of a study."""
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -60,7 +60,7 @@ def test_a_simulated_server_of_the_pages_starts() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_make_targets(page: Path) -> None:
-    """Those at the beginning of a line, and those in backticks."""
+    """Commands at the beginning of a line, and commands in backticks."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = re.findall(r"(?:^|`)make ([\w-]+)[`\s]", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert [name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []

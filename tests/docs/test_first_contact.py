@@ -64,13 +64,13 @@ class Stranger:
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
     """One who has done what `Install` says."""
     home = tmp_path_factory.mktemp("stranger") / "home"
-    one = Stranger(home)
+    stranger = Stranger(home)
     copy_of_tracked(home / "clone")
-    done = one.installs()
+    done = stranger.installs()
     if any(words in done.stderr for words in NO_INDEX):
         pytest.skip("no package index here")
     assert done.returncode == 0, done.stderr
-    yield one
+    yield stranger
     shutil.rmtree(home)
 
 

@@ -40,7 +40,7 @@ BADLY_SAID = (
     "the answered", "reckon", "by nobody's", "said and", "told so", "hits before documents",
     "length class of", "turned down", "turned away", "who waits", "who runs",
 )  # fmt: skip
-"""Home-made words; the glossary has the standard terms."""
+"""Home-made words, whose standard terms are in the glossary."""
 
 
 def test_the_glossary_has_each_term_once() -> None:

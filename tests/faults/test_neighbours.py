@@ -1,4 +1,4 @@
-"""Tenants beside each other: what is dear for one of them takes turns with the others."""
+"""Tenants beside each other: dear work of one tenant takes turns with the others."""
 
 import asyncio
 import json

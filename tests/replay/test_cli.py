@@ -107,7 +107,7 @@ def test_a_run_without_an_answer_fails_and_keeps_what_the_server_said(
     assert done.returncode == 1
     told = " ".join(done.stdout.split())
     assert "verdict: failed (none of 25 requests was answered: 4xx 25)" in told
-    assert told.count("does not exist") == 1  # the first one of its kind
+    assert told.count("does not exist") == 1  # the first fault of its kind
     assert "4xx (HTTP 404): 25 requests; the first one: The model `m` does not exist." in told
     assert "measured nothing" in done.stderr
     summary = orjson.loads((out / "summary.json").read_bytes())

@@ -130,7 +130,7 @@ AGENTS: dict[str, Any] = {
     "cache_salt": "mine", "seed": 10**30, "chat_template_kwargs": {"enable_thinking": False},
     "stream_options": None,
 }  # fmt: skip
-"""What agents send, as people reported it elsewhere."""
+"""Bodies of agents, as people reported them elsewhere."""
 TAKEN_CHATS["agents"] = json.dumps(AGENTS, indent=1).encode()
 TOO_MANY = {
     "parts": b'{"messages":[{"role":"user","content":[' + b"1," * 500_000 + b"1]}]}",

@@ -161,7 +161,7 @@ async def test_an_answer_that_grows_too_large_while_it_is_sent_on(path: str) -> 
 async def test_no_answer_in_time(
     body: dict[str, Any], path: str, limits: tuple[int, int | None], text: str
 ) -> None:
-    """Of an answer that is no stream, only the end can be seen: it has a limit of its own."""
+    """An answer that is no stream shows only its end, so it has a limit of its own."""
     first_token, answer = limits
     times = {"first_token": f"{first_token}s"} | ({"answer": f"{answer}s"} if answer else {})
     async with on_stage(silent, timeouts={**times, "keep_alive": "0s"}) as (on, _):

@@ -75,7 +75,7 @@ def at_once(
 async def all_at_the_first(
     on: Stage, backends: list[RawBackend], count: int, path: str = "/v1/completions"
 ) -> "list[asyncio.Task[tuple[int, bytes]]]":
-    """Put `count` requests in flight at the first backend; then the second one is well again."""
+    """Put `count` requests in flight at the first backend. Then the second is well again."""
     first, second = backends
     second.healthy = False
     await asyncio.sleep(3)

@@ -113,7 +113,9 @@ def test_the_ideal_cache_agrees_with_comparing_every_prompt_with_every_earlier_o
         request = TraceRequest("a", 0, 16 * len(blocks), 1, blocks, 16)
         found = cache.look_up(request)
         assert (found.hit_blocks, found.hit_tokens) == (longest, 16 * longest)
-        assert cache.root_blocks == min(common_length(trace[0], one) for one in trace[: number + 1])
+        assert cache.root_blocks == min(
+            common_length(trace[0], request) for request in trace[: number + 1]
+        )
 
 
 @settings(max_examples=50)
